@@ -1,0 +1,298 @@
+"""Composition root: config sections → objects. The one file that may import every package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.checkpoint.load import load_fragments, load_rng
+from megatron_lite.checkpoint.manifest import Manifest
+from megatron_lite.config.deepspeed import deepspeed_config
+from megatron_lite.config.load import resolved_dict
+from megatron_lite.config.schema import RunConfig
+from megatron_lite.data.build import Datasets, build_datasets
+from megatron_lite.data.loader import MicroBatch, SampleSource, micro_batches
+from megatron_lite.data.sampler import evaluation_batches, training_batches
+from megatron_lite.data.tokenizer import Tokenizer, build_tokenizer
+from megatron_lite.engine.deepspeed_engine import ZeroEngine
+from megatron_lite.engine.interface import Engine
+from megatron_lite.engine.zero3_engine import Zero3Engine
+from megatron_lite.layers.context import LayerContext
+from megatron_lite.models.gpt import GPTStage
+from megatron_lite.mpu.grid import Grid
+from megatron_lite.mpu.groups import ProcessGroups
+from megatron_lite.mpu.random import RngStreams
+from megatron_lite.pipeline.executor import PipelineExecutor
+from megatron_lite.pipeline.p2p import connect
+from megatron_lite.pipeline.partition import partition_layers
+from megatron_lite.progress import Progress
+from megatron_lite.report import Reporter, Speed
+from megatron_lite.trainer import Part, Trainer
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process runs: its groups, device and the folder of the run."""
+
+    groups: ProcessGroups
+    device: torch.device
+    run_dir: Path
+
+
+def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:
+    """The grid of a run; the data-parallel size is what the world leaves."""
+    tp = config.parallel.tensor_model_parallel_size
+    pp = config.parallel.pipeline_model_parallel_size
+    return Grid(tp_size=tp, dp_size=world_size // (tp * pp), pp_size=pp, rank=rank)
+
+
+def build_trainer(config: RunConfig, place: Place) -> Trainer:
+    """Everything that one rank needs to train, with its checkpoint loaded."""
+    tokenizer = build_run_tokenizer(config)
+    vocab_size = config.model.vocab_size or tokenizer.vocab_size
+    datasets = build_run_datasets(config, vocab_size=vocab_size)
+    streams = RngStreams(place.device)
+    streams.seed(config.training.seed, place.groups.grid)
+    stage = build_stage(config, place, streams=streams, vocab_size=vocab_size)
+    engine = build_engine(config, place, stage)
+    progress, loaded = restore(config, place, engine, streams)
+    report = Reporter(
+        config,
+        run_dir=place.run_dir,
+        progress=progress,
+        speed=Speed.of(
+            config,
+            vocab_size=vocab_size,
+            world_size=place.groups.grid.world_size,
+            device=_device_name(place.device),
+        ),
+        rank=place.groups.grid.rank,
+        device=place.device,
+    )
+    report.say(loaded)
+    return Trainer(
+        config=config,
+        resolved=resolved_dict(config),
+        groups=place.groups,
+        engine=engine,
+        executor=build_executor(config, place, engine),
+        streams=streams,
+        train_batches=training_data(config, place, datasets.train, tokenizer, progress),
+        evaluations=evaluation_data(config, place, datasets, tokenizer),
+        report=report,
+        progress=progress,
+        save_to=_in_run(place, config.checkpoint.save),
+        device=place.device,
+    )
+
+
+def build_run_tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer of the data section."""
+    data = config.data
+    return build_tokenizer(
+        data.tokenizer_type,
+        model=data.tokenizer_model,
+        vocab_file=data.vocab_file,
+        merge_file=data.merge_file,
+        vocab_size=config.model.vocab_size,
+    )
+
+
+def build_run_datasets(config: RunConfig, *, vocab_size: int) -> Datasets:
+    """The three parts; validation is required where the run evaluates."""
+    required = ["train"]
+    if config.training.eval_interval:
+        required.append("valid")
+    return build_datasets(
+        config.data,
+        seq_length=config.model.seq_length,
+        seed=config.training.seed,
+        required=required,
+        vocab_size=vocab_size,
+    )
+
+
+def build_stage(
+    config: RunConfig, place: Place, *, streams: RngStreams, vocab_size: int
+) -> GPTStage:
+    """This rank's part of the model, with its first weights."""
+    grid = place.groups.grid
+    layout = config.parallel.pipeline_model_parallel_layout
+    layers = partition_layers(config.model.num_layers, grid.pp_size, layout)[grid.pp_rank]
+    context = LayerContext(
+        group=place.groups.tensor,
+        device=place.device,
+        dtype=DTYPES[config.precision.dtype],
+        seed=config.training.seed,
+        sequence_parallel=config.parallel.sequence_parallel,
+        streams=streams,
+    )
+    stage = GPTStage(
+        config.model,
+        context,
+        layers=layers,
+        vocab_size=vocab_size,
+        first=grid.pp_rank == 0,
+        last=grid.pp_rank == grid.pp_size - 1,
+        training=config.training,
+    )
+    if config.training.compile:
+        for layer in stage.layers:
+            layer.compile()
+    return stage
+
+
+def build_engine(config: RunConfig, place: Place, stage: GPTStage) -> Engine:
+    """The ZeRO engine of the configured stage around this rank's part of the model."""
+    groups, optimizer = place.groups, config.optimizer
+    common: dict[str, Any] = {
+        "deepspeed_config": deepspeed_config(config, groups.data.size),
+        "adam": {
+            "lr": optimizer.lr,
+            "betas": (optimizer.adam_beta1, optimizer.adam_beta2),
+            "eps": optimizer.adam_eps,
+        },
+        "weight_decay": optimizer.weight_decay,
+        "groups": groups,
+    }
+    if config.deepspeed.zero_optimization.stage == 3:
+        return Zero3Engine(stage, **common)
+    sixteen_bit = config.precision.dtype != "fp32"
+    return ZeroEngine(
+        {groups.pipeline.rank: stage},
+        accumulate_in_fp32=config.precision.accumulate_grads_in_fp32 and sixteen_bit,
+        shared=_tied_tables(config, stage, groups),
+        **common,
+    )
+
+
+def _tied_tables(
+    config: RunConfig, stage: GPTStage, groups: ProcessGroups
+) -> Sequence[nn.Parameter]:
+    """The table that a tied head on another stage shares with the embedding."""
+    if config.model.untie_embeddings_and_output_weights or groups.pipeline.size == 1:
+        return ()
+    if stage.first:
+        return (stage.embedding.word_embeddings.weight,)
+    if stage.last:
+        assert stage.head.table is not None
+        return (stage.head.table.weight,)
+    return ()
+
+
+def build_executor(config: RunConfig, place: Place, engine: Engine) -> PipelineExecutor:
+    """The executor of this rank, its channels open."""
+    if place.groups.pipeline.size > 1:
+        connect(place.groups, place.device)
+    return PipelineExecutor(
+        place.groups,
+        forward=engine.forward,
+        backward=engine.backward,
+        dtype=DTYPES[config.precision.dtype],
+        device=place.device,
+    )
+
+
+def training_data(
+    config: RunConfig,
+    place: Place,
+    dataset: SampleSource,
+    tokenizer: Tokenizer,
+    progress: Progress,
+) -> Iterator[MicroBatch]:
+    """This replica's micro-batches without end, from where the run stands."""
+    data = place.groups.data
+    numbers = training_batches(
+        progress.consumed_samples,
+        micro_batch_size=config.training.micro_batch_size,
+        dp_rank=data.rank,
+        dp=data.size,
+    )
+    return _read(config, dataset, numbers, tokenizer)
+
+
+def evaluation_data(
+    config: RunConfig, place: Place, datasets: Datasets, tokenizer: Tokenizer
+) -> dict[Part, Callable[[], Iterator[MicroBatch]]]:
+    """The same samples at every evaluation: the first ones of the part, each once.
+
+    At most `eval_iters` global batches, and never more than one epoch of the part.
+    """
+    training, data = config.training, place.groups.data
+
+    def reader(dataset: Any) -> Callable[[], Iterator[MicroBatch]]:
+        count = dataset.samples_per_epoch
+        if training.eval_iters is not None:
+            count = min(count, training.eval_iters * training.global_batch_size)
+        numbers = evaluation_batches(
+            count,
+            micro_batch_size=training.eval_micro_batch_size,
+            dp_rank=data.rank,
+            dp=data.size,
+        )
+        return lambda: _read(config, dataset, numbers, tokenizer)
+
+    if not training.eval_interval:
+        return {}
+    parts: dict[Part, Any] = {"valid": datasets.valid, "test": datasets.test}
+    return {part: reader(dataset) for part, dataset in parts.items() if dataset is not None}
+
+
+def _read(
+    config: RunConfig, dataset: SampleSource, numbers: Any, tokenizer: Tokenizer
+) -> Iterator[MicroBatch]:
+    return micro_batches(
+        dataset,
+        numbers,
+        num_workers=config.data.num_workers,
+        eod_mask_loss=config.data.eod_mask_loss,
+        eod=tokenizer.eod,
+    )
+
+
+def restore(
+    config: RunConfig, place: Place, engine: Engine, streams: RngStreams
+) -> tuple[Progress, str]:
+    """Load the configured checkpoint; returns where the run stands and a line that says so."""
+    root = _in_run(place, config.checkpoint.load)
+    if root is None:
+        return Progress(), " starting from initial weights |"
+    folder = store.find(root, step=config.checkpoint.ckpt_step)
+    if folder is None:
+        if config.checkpoint.exit_on_missing_checkpoint:
+            raise CheckpointError(
+                f"{root}: no checkpoint is there; correct checkpoint.load, or set "
+                "checkpoint.exit_on_missing_checkpoint to false to start from initial weights"
+            )
+        return Progress(), f" no checkpoint in {root}: starting from initial weights |"
+    manifest = Manifest.read(folder)
+    load_fragments(folder, manifest, engine.fragments())
+    engine.refresh()
+    engine.load_scalars(manifest.scalars)
+    progress = Progress(**manifest.progress)
+    grid = place.groups.grid
+    layout = {"tp": grid.tp_size, "dp": grid.dp_size, "pp": grid.pp_size}
+    if layout == manifest.layout:
+        streams.restore(load_rng(folder, grid.rank))
+        random = "random streams continued"
+    else:
+        streams.seed(config.training.seed + progress.iteration, grid)
+        random = f"random streams seeded anew, since it was saved from {manifest.layout}"
+    return progress, f" loaded {folder} | iteration {progress.iteration} | {random} |"
+
+
+def _in_run(place: Place, folder: str | None) -> Path | None:
+    return None if folder is None else place.run_dir / folder
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,81 @@
+"""Read a checkpoint into any layout: the boxes that exist ∩ the boxes that this rank needs.
+
+Each rank reads for itself, and only the bytes that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.checkpoint.fragment import STATES, Fragment
+from megatron_lite.checkpoint.manifest import Manifest, StoredBox
+from megatron_lite.sharding.placement import Piece
+
+
+def load_fragments(folder: Path, manifest: Manifest, fragments: Iterable[Fragment]) -> None:
+    """Fill the fragments' states from the checkpoint.
+
+    Raises CheckpointError, listing all, where logical tensors are missing or of another shape, and
+    where boxes don't cover a tensor.
+    """
+    fragments = list(fragments)
+    _check_tensors(manifest, fragments)
+    stored: dict[tuple[str, str], list[StoredBox]] = {}
+    for box in manifest.boxes:
+        stored.setdefault((box.tensor, box.state), []).append(box)
+    with ExitStack() as stack:
+        files: dict[str, Any] = {}
+
+        def opened(name: str) -> Any:
+            if name not in files:
+                files[name] = stack.enter_context(safe_open(folder / name, framework="pt"))
+            return files[name]
+
+        for fragment in fragments:
+            for piece in fragment.pieces:
+                for state in STATES:
+                    boxes = stored.get((piece.tensor, state), [])
+                    _fill(fragment.view(state, piece), piece, boxes, opened)
+
+
+def _fill(target: Tensor, piece: Piece, boxes: Iterable[StoredBox], opened: Any) -> None:
+    filled = 0
+    for stored in boxes:
+        common = stored.box.intersect(piece.box)
+        if common is None:
+            continue
+        part = opened(stored.file).get_slice(stored.key)[common.slices(stored.box.offset)]
+        target[common.slices(piece.box.offset)].copy_(part)
+        filled += common.numel
+    if filled != piece.box.numel:
+        raise CheckpointError(
+            f"{piece.tensor}: the checkpoint holds {filled} of {piece.box.numel} elements of "
+            f"offset {piece.box.offset}, size {piece.box.size}"
+        )
+
+
+def _check_tensors(manifest: Manifest, fragments: Iterable[Fragment]) -> None:
+    needed = {piece.tensor: piece.shape for f in fragments for piece in f.pieces}
+    faults = [
+        f"{name}: not in the checkpoint"
+        if name not in manifest.tensors
+        else f"{name}: shape {manifest.tensors[name]} in the checkpoint, {shape} in the model"
+        for name, shape in sorted(needed.items())
+        if manifest.tensors.get(name) != shape
+    ]
+    if faults:
+        raise CheckpointError("the checkpoint does not fit the model:\n  " + "\n  ".join(faults))
+
+
+def load_rng(folder: Path, rank: int) -> Mapping[str, Tensor]:
+    """The random streams that `rank` saved; they mean something on the same layout only."""
+    streams: Mapping[str, Tensor] = load_file(folder / f"rng_{rank:05d}.safetensors")
+    return streams

@@ -1,0 +1,109 @@
+"""The manifest of a checkpoint: what it holds and which file holds which box.
+
+A person can read it, and so can any program that reads JSON and safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.sharding.placement import Box
+
+FORMAT_VERSION = 1
+FILE_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class StoredBox:
+    """Where a box of one state of a logical tensor lies: under `key` in `file`."""
+
+    tensor: str
+    state: str
+    box: Box
+    file: str
+    key: str
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """Size in bytes and xxh3_128 of a file, in hexadecimal."""
+
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a checkpoint but its numbers."""
+
+    progress: dict[str, Any]
+    """Trainer's position: iteration, consumed samples, applied updates, …"""
+    scalars: dict[str, Any]
+    """State that all ranks share: optimizer step, loss scaler."""
+    layout: dict[str, int]
+    """Sizes of the axes that it was saved from, and the ZeRO stage."""
+    model: dict[str, Any]
+    """The model section of the config."""
+    tensors: dict[str, tuple[int, ...]]
+    """Shape of every logical tensor."""
+    boxes: list[StoredBox]
+    files: dict[str, StoredFile]
+    format_version: int = field(default=FORMAT_VERSION)
+
+    def write(self, folder: Path) -> None:
+        """Write it as JSON, a line a box."""
+        head = {
+            "format_version": self.format_version,
+            "progress": self.progress,
+            "scalars": self.scalars,
+            "layout": self.layout,
+            "model": self.model,
+            "tensors": {
+                name: {"shape": shape, "dtype": "float32"} for name, shape in self.tensors.items()
+            },
+            "files": {name: asdict(file) for name, file in self.files.items()},
+        }
+        boxes = ",\n".join(json.dumps(_box_to_json(box)) for box in self.boxes)
+        text = json.dumps(head, indent=1)[:-2] + f',\n "boxes": [\n{boxes}\n]\n}}\n'
+        (folder / FILE_NAME).write_text(text)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read it; CheckpointError where it is missing, damaged or of a newer format."""
+        path = folder / FILE_NAME
+        try:
+            raw = json.loads(path.read_text())
+            version = raw["format_version"]
+            if version > FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{path}: format version {version} is newer than {FORMAT_VERSION}, which this "
+                    "program reads; use a newer megatron_lite"
+                )
+            return cls(
+                progress=raw["progress"],
+                scalars=raw["scalars"],
+                layout=raw["layout"],
+                model=raw["model"],
+                tensors={name: tuple(t["shape"]) for name, t in raw["tensors"].items()},
+                boxes=[_box_from_json(box) for box in raw["boxes"]],
+                files={name: StoredFile(**file) for name, file in raw["files"].items()},
+                format_version=version,
+            )
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: missing; the checkpoint is not whole") from None
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: damaged ({error})") from error
+
+
+def _box_to_json(stored: StoredBox) -> dict[str, Any]:
+    flat = asdict(stored)
+    return {**{k: v for k, v in flat.items() if k != "box"}, **flat["box"]}
+
+
+def _box_from_json(raw: dict[str, Any]) -> StoredBox:
+    box = Box(tuple(raw.pop("offset")), tuple(raw.pop("size")))
+    return StoredBox(box=box, **raw)

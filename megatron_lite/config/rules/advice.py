@@ -1,0 +1,59 @@
+"""Legal choices that cost speed, one line each. Runs on a valid configuration, refuses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_lite.config.batch import data_parallel_size, num_microbatches
+from megatron_lite.config.schema import RunConfig
+
+
+def idle_stages(cfg: RunConfig, world_size: int) -> Iterator[str]:
+    """A pipeline fills and drains: idle share (stages - 1) / (micro-batches + stages - 1)."""
+    pp, training = cfg.parallel.pipeline_model_parallel_size, cfg.training
+    dp = data_parallel_size(world_size, cfg.parallel)
+    count = num_microbatches(training.global_batch_size, training.micro_batch_size, dp)
+    if pp == 1 or count >= 4 * pp:
+        return
+    what = "fewer than the stages, so that never all work" if count < pp else "few"
+    idle = (pp - 1) / (count + pp - 1)
+    enough = 4 * pp * training.micro_batch_size * dp
+    yield (
+        f"{count} micro-batches for {pp} pipeline stages are {what}: stages idle {idle:.0%} of a "
+        f"step; global_batch_size {enough} would give 4 micro-batches a stage"
+    )
+
+
+def tensor_parallel_leaves_the_node(cfg: RunConfig, world_size: int) -> Iterator[str]:
+    """Tensor parallelism talks in every layer and wants the fast links inside a node."""
+    tp, gpus = cfg.parallel.tensor_model_parallel_size, cfg.launch.gpus_per_node
+    if tp > gpus:
+        yield (
+            f"tensor_model_parallel_size {tp} is more than launch.gpus_per_node {gpus}: "
+            "every layer waits for the network"
+        )
+    elif tp > 8:
+        yield f"tensor_model_parallel_size {tp} is more than the 8 GPUs that nodes commonly link"
+
+
+def thin_shards(cfg: RunConfig, world_size: int) -> Iterator[str]:
+    """Small matrices keep a GPU poorly busy."""
+    hidden, tp = cfg.model.hidden_size, cfg.parallel.tensor_model_parallel_size
+    if hidden >= 8192 and hidden / tp < 1024:
+        yield (
+            f"tensor_model_parallel_size {tp} leaves {hidden // tp} of {hidden} hidden columns "
+            "to a rank; below 1024 its matrices are small for a GPU"
+        )
+
+
+def endless_warm_up(cfg: RunConfig, world_size: int) -> Iterator[str]:
+    """A short trial of a long schedule may end within warm-up, so this is no fault."""
+    warm_up, decay = cfg.optimizer.lr_warmup_iters, cfg.optimizer.lr_decay_iters
+    if warm_up >= decay:
+        yield (
+            f"lr_warmup_iters {warm_up} is not below lr_decay_iters {decay}: "
+            "the learning rate has no gradual decay"
+        )
+
+
+ADVICE = (idle_stages, tensor_parallel_leaves_the_node, thin_shards, endless_warm_up)

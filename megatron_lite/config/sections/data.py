@@ -1,0 +1,81 @@
+"""`data`: corpora and tokenizer. Paths are relative to the file that holds them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from megatron_lite.config.blend import parse_blend
+from megatron_lite.config.fields import Flag, Section, Text, Whole
+from megatron_lite.config.split import parse_split
+
+
+def _blend(value: Any) -> Any:
+    try:
+        parse_blend(value)
+    except ValueError as error:
+        raise PydanticCustomError("blend", "{rule}", {"rule": str(error)}) from None
+    return value
+
+
+def _split(value: Any) -> Any:
+    try:
+        parse_split(value)
+    except ValueError as error:
+        raise PydanticCustomError("split", "{rule}", {"rule": str(error)}) from None
+    return value
+
+
+DataPath = Annotated[
+    str | tuple[float | str, ...],
+    BeforeValidator(_blend, json_schema_input_type=str | tuple[float | str, ...]),
+]
+Split = Annotated[str, BeforeValidator(_split, json_schema_input_type=str)]
+
+TokenizerType = Literal[
+    "SentencePieceTokenizer", "HFTokenizer", "GPT2BPETokenizer", "ByteTokenizer", "NullTokenizer"
+]
+
+
+class DataConfig(Section):
+    """Corpora and tokenizer."""
+
+    data_path: DataPath | None = None
+    """Corpus that `split` cuts into training, validation and test: a prefix (its .bin and .idx lie
+    side by side), or [weight, prefix, weight, prefix, ...] for a blend. null: the three paths below
+    are used."""
+
+    split: Split = "969,30,1"
+    """Relative sizes of the training, validation and test parts of data_path, counted in
+    documents."""
+
+    train_data_path: DataPath | None = None
+    """Training corpus or blend, instead of data_path and split."""
+
+    valid_data_path: DataPath | None = None
+    """Validation corpus or blend, beside train_data_path. null: none."""
+
+    test_data_path: DataPath | None = None
+    """Test corpus or blend, beside train_data_path. null: none."""
+
+    num_workers: Whole = 0
+    """Processes that read batches ahead. 0: the training process reads them itself."""
+
+    tokenizer_type: TokenizerType = "NullTokenizer"
+    """Kind of tokenizer. NullTokenizer: token ids only, no text; model.vocab_size gives their
+    number."""
+
+    tokenizer_model: Text | None = None
+    """The .model file of SentencePieceTokenizer, or the folder of HFTokenizer (as saved by
+    save_pretrained)."""
+
+    vocab_file: Text | None = None
+    """The vocab.json of GPT2BPETokenizer."""
+
+    merge_file: Text | None = None
+    """The merges.txt of GPT2BPETokenizer."""
+
+    eod_mask_loss: Flag = False
+    """Leave the loss at end-of-document tokens out of the average."""

@@ -1,0 +1,111 @@
+"""The data section of a config → the training, validation and test datasets.
+
+Opens files and checks at start what would otherwise fail late; reads no token. Called by the
+composition root (megatron_lite.build) on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from megatron_lite.config.blend import parse_blend
+from megatron_lite.config.split import parse_split
+from megatron_lite.data.blended import BlendedDataset
+from megatron_lite.data.errors import DataError
+from megatron_lite.data.gpt_dataset import GPTDataset
+from megatron_lite.data.indexed_dataset import IndexedDataset
+
+PARTS = ("train", "valid", "test")
+
+
+class DataSection(Protocol):
+    """The fields of the config's data section that are read here."""
+
+    @property
+    def data_path(self) -> str | Sequence[float | str] | None: ...
+    @property
+    def split(self) -> str: ...
+    @property
+    def train_data_path(self) -> str | Sequence[float | str] | None: ...
+    @property
+    def valid_data_path(self) -> str | Sequence[float | str] | None: ...
+    @property
+    def test_data_path(self) -> str | Sequence[float | str] | None: ...
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """The three parts; a part that was not required and can't be built is None."""
+
+    train: GPTDataset | BlendedDataset
+    valid: GPTDataset | BlendedDataset | None
+    test: GPTDataset | BlendedDataset | None
+
+
+def document_ranges(split: str, num_documents: int) -> list[tuple[int, int]]:
+    """Return the [first, last) documents of the training, validation and test parts.
+
+    Disjoint, in order and covering: a boundary is the cumulative share of the documents, rounded to
+    the nearest, halves up. Raises ValueError as parse_split does.
+    """
+    train, valid, _ = parse_split(split)
+    bounds = [0, *(int(share * num_documents + 0.5) for share in (train, train + valid))]
+    bounds.append(num_documents)
+    return list(pairwise(bounds))
+
+
+def build_datasets(
+    data: DataSection,
+    *,
+    seq_length: int,
+    seed: int,
+    required: Collection[str] = ("train",),
+    vocab_size: int | None = None,
+) -> Datasets:
+    """Build the parts from data_path and split, or from the three paths of their own.
+
+    `required` names the parts that the run will read: such a part without enough tokens (in any of
+    its sources with a weight) is a DataError that names it; another one becomes None. With
+    vocab_size, reading a token id outside the vocabulary is a DataError.
+    """
+    opened: dict[str, IndexedDataset] = {}
+
+    def part(name: str) -> GPTDataset | BlendedDataset | None:
+        own = getattr(data, f"{name}_data_path")
+        path = data.data_path if data.data_path is not None else own
+        try:
+            if path is None:
+                raise DataError(f"no data.data_path and no data.{name}_data_path")
+            blend = [(weight, prefix) for weight, prefix in parse_blend(path) if weight > 0]
+            sources = []
+            for _, prefix in blend:
+                indexed = opened.setdefault(prefix, IndexedDataset(prefix))
+                documents = (0, indexed.num_documents)
+                if data.data_path is not None:
+                    documents = document_ranges(data.split, indexed.num_documents)[
+                        PARTS.index(name)
+                    ]
+                sources.append(
+                    GPTDataset(
+                        indexed,
+                        seq_length=seq_length,
+                        seed=seed,
+                        document_range=documents,
+                        vocab_size=vocab_size,
+                    )
+                )
+        except DataError as error:
+            if name not in required:
+                return None
+            raise DataError(f"{name} part: {error}") from error
+        if len(sources) == 1:
+            return sources[0]
+        return BlendedDataset(sources, [weight for weight, _ in blend])
+
+    train = part("train")
+    if train is None:
+        raise ValueError('required must hold "train"')
+    return Datasets(train, part("valid"), part("test"))

@@ -1,0 +1,176 @@
+"""Reader of the .bin/.idx pair, byte-compatible with Megatron-LM; the writer is indexed_builder.
+
+Every file is memory-mapped, so a worker process shares the pages. Knows nothing of samples, seeds
+or tokenizers. Called by GPTDataset and the tools.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_lite.data.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document indices
+DTYPES: tuple[np.dtype, ...] = tuple(
+    np.dtype(name).newbyteorder("<")
+    for name in ("u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2")  # codes 1 … 8, Megatron's order
+)
+
+
+def bin_path(prefix: str | Path) -> Path:
+    """Return the token file of a prefix."""
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    """Return the index file of a prefix."""
+    return Path(f"{prefix}.idx")
+
+
+def byte_offsets(lengths: npt.NDArray[np.integer], item_size: int) -> npt.NDArray[np.int64]:
+    """Return where each sequence starts, and last the end: int64 bytes [sequences + 1]."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
+    offsets *= item_size
+    return offsets
+
+
+def _map_file(path: Path, *, prefix: str | Path) -> mmap.mmap | bytes:
+    """Map a file read-only; DataError when it can't be opened."""
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such file; {prefix!s} must be the prefix of a .bin/.idx pair, without "
+            f"extension (tools/preprocess_data.py writes PREFIX_KEY_document)"
+        )
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:  # the system refuses to map nothing
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; check the file's permissions") from error
+
+
+class IndexedDataset:
+    """Token sequences grouped into documents; `dataset[i]` is a view of sequence i.
+
+    sequence_lengths int32 [sequences], sequence_pointers int64 [sequences] (bytes),
+    document_indices int64 [documents + 1] (document d is sequences [indices[d], indices[d + 1])).
+    DataError when the files are missing, truncated, of another format or don't fit together.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = str(prefix)
+        index = _map_file(idx_path(prefix), prefix=prefix)
+        sequences, documents = self._read_header(index)
+        position = HEADER.size
+        self.sequence_lengths: npt.NDArray[np.int32] = np.frombuffer(
+            index, dtype="<i4", count=sequences, offset=position
+        )
+        position += 4 * sequences
+        self.sequence_pointers: npt.NDArray[np.int64] = np.frombuffer(
+            index, dtype="<i8", count=sequences, offset=position
+        )
+        position += 8 * sequences
+        self.document_indices: npt.NDArray[np.int64] = np.frombuffer(
+            index, dtype="<i8", count=documents, offset=position
+        )
+        payload = _map_file(bin_path(prefix), prefix=prefix)
+        self._check(len(payload))
+        self._tokens = np.frombuffer(payload, dtype=self.dtype)
+
+    def __reduce__(self) -> tuple[type[IndexedDataset], tuple[str]]:
+        return IndexedDataset, (self.prefix,)  # a worker started afresh maps the files itself
+
+    def _read_header(self, index: mmap.mmap | bytes) -> tuple[int, int]:
+        """Check the header and the file's size; return the two counts and set dtype."""
+        path = idx_path(self.prefix)
+        remedy = "make the pair again with tools/preprocess_data.py"
+        if len(index) < HEADER.size or index[: len(MAGIC)] != MAGIC:
+            raise DataError(f"{path}: not a Megatron index file (wrong magic bytes); {remedy}")
+        _, version, code, sequences, documents = HEADER.unpack_from(index)
+        if version != VERSION:
+            raise DataError(f"{path}: index version {version}, only {VERSION} is known; {remedy}")
+        if not 1 <= code <= len(DTYPES):
+            raise DataError(f"{path}: unknown dtype code {code}, known are 1 to 8; {remedy}")
+        expected = HEADER.size + 12 * sequences + 8 * documents
+        if len(index) != expected:
+            raise DataError(
+                f"{path}: {len(index)} bytes, but {sequences} sequences and {documents} document "
+                f"indices take {expected}; the file is truncated or of another kind: {remedy}"
+            )
+        self.dtype = DTYPES[code - 1]
+        return sequences, documents
+
+    def _check(self, payload_bytes: int) -> None:
+        """Refuse an index that contradicts itself or its .bin."""
+        path = idx_path(self.prefix)
+        remedy = "make the pair again with tools/preprocess_data.py"
+        if len(self.sequence_lengths) and int(self.sequence_lengths.min()) < 0:
+            raise DataError(f"{path}: a negative sequence length; {remedy}")
+        offsets = byte_offsets(self.sequence_lengths, self.dtype.itemsize)
+        if not np.array_equal(offsets[:-1], self.sequence_pointers):
+            raise DataError(f"{path}: sequence pointers don't follow the lengths; {remedy}")
+        if int(offsets[-1]) != payload_bytes:
+            raise DataError(
+                f"{bin_path(self.prefix)}: {payload_bytes} bytes, but its index speaks of "
+                f"{int(offsets[-1])}; the two files are not one pair or one is truncated: {remedy}"
+            )
+        documents = self.document_indices
+        whole = len(documents) > 0 and documents[0] == 0 and documents[-1] == len(self)
+        if not whole or bool(np.any(np.diff(documents) < 0)):
+            raise DataError(
+                f"{path}: document indices must rise from 0 to the {len(self)} sequences; {remedy}"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.sequence_lengths)
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return len(self.document_indices) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in the .bin file."""
+        return len(self._tokens)
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.generic]:
+        """Return sequence `index` as a read-only view; negative numbers count from the end."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of {self.prefix}, which has {len(self)}")
+        return self.get(index % len(self))
+
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> npt.NDArray:
+        """Return `length` tokens (null: the rest) of sequence `index` from `offset`, as a view."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of {self.prefix}, which has {len(self)}")
+        size = int(self.sequence_lengths[index])
+        stop = size if length is None else offset + length
+        if not 0 <= offset <= stop <= size:
+            raise IndexError(
+                f"tokens {offset} to {stop} of sequence {index} of {self.prefix}, which has {size}"
+            )
+        start = int(self.sequence_pointers[index]) // self.dtype.itemsize
+        return self._tokens[start + offset : start + stop]
+
+    def read(self, start: int, stop: int) -> npt.NDArray:
+        """Return tokens [start, stop) of the whole file as a view, whatever the sequence cuts."""
+        return self._tokens[start:stop]
+
+    def document_starts(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Return the token positions where documents first … last - 1 start, and the end.
+
+        Shape [last - first + 1]; the differences are the lengths of the documents in tokens.
+        """
+        ends = np.append(self.sequence_pointers // self.dtype.itemsize, self.num_tokens)
+        return ends[self.document_indices[first : last + 1]].astype(np.int64)

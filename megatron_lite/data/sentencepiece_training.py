@@ -1,0 +1,98 @@
+"""Training a SentencePiece tokenizer on a field of JSON lines; the same input gives the same model.
+
+Called by tools/train_tokenizer.py. Nothing is normalised and bytes are pieces of last resort, so
+any text survives a round trip through SentencePieceTokenizer.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from megatron_lite.data.errors import DataError
+from megatron_lite.data.files import atomic_writer
+from megatron_lite.data.jsonl import LineError, parse_record, read_chunks, replace_surrogates
+from megatron_lite.data.jsonl import text_field as read_field
+
+MODEL_TYPES = ("unigram", "bpe")
+_SEED_PIECES = 100_000  # the default of a million makes small vocabularies slower, not better
+
+
+def _text_lines(paths: Sequence[str], key: str) -> Iterator[str]:
+    """Yield the lines of every text, without their ends; DataError for a bad record."""
+    for path in paths:
+        for chunk in read_chunks(path):
+            for number, line in enumerate(chunk.lines, start=chunk.first_line):
+                if not line.strip():
+                    continue
+                try:
+                    text = read_field(parse_record(line), key)
+                    if text is None:
+                        raise LineError(f"field {key!r} is missing or null")
+                except LineError as error:
+                    raise DataError(f"{path}: line {number}: {error}") from error
+                yield from (part for part in replace_surrogates(text)[0].split("\n") if part)
+
+
+def _sample(lines: list[str], max_characters: int) -> list[str]:
+    """Return evenly spaced lines of at most about max_characters together."""
+    total = sum(map(len, lines))
+    if total <= max_characters:
+        return lines
+    wanted = max(1, len(lines) * max_characters // total)
+    return [lines[number * len(lines) // wanted] for number in range(wanted)]
+
+
+def train_sentencepiece(
+    input: Sequence[str],
+    output: str | Path,
+    *,
+    vocab_size: int,
+    json_key: str = "text",
+    model_type: str = "unigram",
+    max_characters: int = 3_000_000,
+    threads: int = 2,
+) -> int:
+    """Train, write the .model file and return the number of lines that were used.
+
+    Ids 0, 1, 2 are unknown, begin and end; there is no pad. More text than max_characters is
+    thinned out evenly. The model depends on `threads` (sums are taken in another order). DataError
+    for bad input and for a vocabulary size that the text can't fill.
+    """
+    lines = _sample(list(_text_lines(input, json_key)), max_characters)
+    if not lines:
+        raise DataError(f"{', '.join(map(str, input))}: no text in field {json_key!r}")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            num_threads=threads,
+            seed_sentencepiece_size=max(_SEED_PIECES, 10 * vocab_size),
+            max_sentence_length=1 << 20,
+            byte_fallback=True,
+            character_coverage=0.9995,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_digits=True,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise DataError(
+            f"vocabulary of {vocab_size} can't be trained on {len(lines)} lines: {_reason(error)}"
+        ) from error
+    with atomic_writer(output) as file:
+        file.write(model.getvalue())
+    return len(lines)
+
+
+def _reason(error: Exception) -> str:
+    """Return the sentence a person needs from the library's message (after its source position)."""
+    return str(error).rsplit("] ", 1)[-1].strip() or "the library gives no reason"

@@ -1,0 +1,131 @@
+"""Where the tokens of sample k lie: pure integers over document lengths, no files, no torch.
+
+The stream is all documents of epoch 0, then all of epoch 1, …, in an order keyed by (seed, epoch).
+Window w is stream[w·s : w·s + s + 1]: neighbours share one token. Called by GPTDataset.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_lite.data.errors import DataError
+from megatron_lite.data.permutation import KeyedPermutation
+
+_CACHED_EPOCHS = 2  # a window touches at most two epochs
+
+
+class Piece(NamedTuple):
+    """A run of tokens inside one document."""
+
+    document: int
+    offset: int
+    length: int
+
+
+class TokenStream:
+    """Sample number → pieces of documents, for any sample number and any number of epochs.
+
+    Nothing is dropped: the tail of an epoch that fills no window runs on into the next epoch, so a
+    window belongs to the epoch of its last token. Epoch 0 has (tokens - 1) // seq_length windows;
+    later ones have as many, or one more when the carried tails fill it. Windows are shuffled inside
+    their epoch, but the one window that carries the previous tail comes first. Then, after any
+    number of samples, how often two tokens have served as input differs by at most one.
+
+    document_lengths: integers [documents], tokens each. DataError when one epoch has fewer than
+    seq_length + 1 tokens. Memory: 16 bytes a document for each of the last two epochs.
+    """
+
+    def __init__(
+        self,
+        document_lengths: npt.NDArray[np.integer],
+        *,
+        seq_length: int,
+        seed: int,
+        shuffle: bool = True,
+    ) -> None:
+        self._lengths = np.asarray(document_lengths, dtype=np.int64)
+        self.seq_length = seq_length
+        self.seed = seed
+        self.shuffle = shuffle
+        self.num_tokens = int(self._lengths.sum())
+        if self.num_tokens < seq_length + 1:
+            raise DataError(
+                f"too small: {self.num_tokens} tokens in {len(self._lengths)} documents, but one "
+                f"sample of seq_length {seq_length} needs {seq_length + 1}; give more data or a "
+                f"smaller seq_length"
+            )
+        self._orders: OrderedDict[
+            int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], KeyedPermutation | None]
+        ] = OrderedDict()
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples that the first epoch holds; later epochs hold as many or one more."""
+        return (self.num_tokens - 1) // self.seq_length
+
+    def first_sample(self, epoch: int) -> int:
+        """Return how many windows end before `epoch`, the number of the epoch's first sample."""
+        return (epoch * self.num_tokens - 1) // self.seq_length if epoch else 0
+
+    def epoch_of(self, sample: int) -> int:
+        """Return the epoch that sample belongs to."""
+        return (sample + 1) * self.seq_length // self.num_tokens
+
+    def window(self, sample: int) -> int:
+        """Return the window that sample `sample` shows; IndexError for a negative number."""
+        if sample < 0:
+            raise IndexError(f"sample numbers start at 0, got {sample}")
+        epoch = self.epoch_of(sample)
+        first = self.first_sample(epoch)
+        fixed = first + (1 if epoch else 0)  # the window that carries the previous epoch's tail
+        if not self.shuffle or sample < fixed:
+            return sample
+        permutation = self._order(epoch)[2]
+        assert permutation is not None  # there is a sample behind the fixed one
+        return fixed + permutation(sample - fixed)
+
+    def pieces(self, sample: int) -> list[Piece]:
+        """Return the document runs of sample `sample`, together seq_length + 1 tokens."""
+        position = self.window(sample) * self.seq_length
+        missing = self.seq_length + 1
+        found: list[Piece] = []
+        while missing:
+            epoch, local = divmod(position, self.num_tokens)
+            order, ends, _ = self._order(epoch)
+            slot = int(np.searchsorted(ends, local, side="right"))
+            while missing and slot < len(ends):
+                document, end = int(order[slot]), int(ends[slot])
+                take = min(missing, end - local)
+                if take:  # a document without tokens leaves no piece
+                    offset = local - end + int(self._lengths[document])
+                    found.append(Piece(document, offset, take))
+                local, missing, slot = local + take, missing - take, slot + 1
+            position = (epoch + 1) * self.num_tokens
+        return found
+
+    def _order(
+        self, epoch: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], KeyedPermutation | None]:
+        """Return document order, running token count and window permutation of an epoch."""
+        key = epoch if self.shuffle else 0
+        if key in self._orders:
+            self._orders.move_to_end(key)
+            return self._orders[key]
+        documents = len(self._lengths)
+        windows = self.first_sample(epoch + 1) - self.first_sample(epoch) - (1 if epoch else 0)
+        permutation = None
+        if self.shuffle:
+            order = KeyedPermutation(documents, self.seed, "documents", epoch).all()
+            if windows:
+                permutation = KeyedPermutation(windows, self.seed, "windows", epoch)
+        else:
+            order = np.arange(documents, dtype=np.int64)
+        entry = (order, np.cumsum(self._lengths[order], dtype=np.int64), permutation)
+        self._orders[key] = entry
+        if len(self._orders) > _CACHED_EPOCHS:
+            self._orders.popitem(last=False)
+        return entry

@@ -1,0 +1,144 @@
+"""Text ↔ token ids: the common interface, the two kinds without files, and `build_tokenizer`.
+
+The kinds that read files are in tokenizer_files.py and are imported only when asked for. One rule
+for all kinds and all workers: text that spells a special token is plain text; special tokens come
+only from `encode`'s arguments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from megatron_lite.data.errors import DataError
+
+TOKENIZER_TYPES = (
+    "SentencePieceTokenizer",
+    "HFTokenizer",
+    "GPT2BPETokenizer",
+    "ByteTokenizer",
+    "NullTokenizer",
+)
+
+
+class Tokenizer(ABC):
+    """vocab_size is the highest id + 1, added tokens included; a special token may be None."""
+
+    vocab_size: int
+    bos: int | None = None
+    """Begin-of-document id; may equal eod."""
+    eod: int | None = None
+    """End-of-document id."""
+    pad: int | None = None
+
+    @abstractmethod
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of the text alone, without any special token."""
+
+    @abstractmethod
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids; how special tokens show depends on the kind."""
+
+    def encode(self, text: str, *, add_bos: bool = False, add_eod: bool = False) -> list[int]:
+        """Return the ids of the text with exactly the requested special tokens, each once.
+
+        DataError when a requested one doesn't exist.
+        """
+        self.require(bos=add_bos, eod=add_eod)
+        tokens = self.tokenize(text)
+        if add_bos and self.bos is not None:
+            tokens.insert(0, self.bos)
+        if add_eod and self.eod is not None:
+            tokens.append(self.eod)
+        return tokens
+
+    def require(self, *, bos: bool = False, eod: bool = False) -> None:
+        """Raise DataError when a needed special token doesn't exist."""
+        for needed, token, name in ((bos, self.bos, "begin"), (eod, self.eod, "end")):
+            if needed and token is None:
+                raise DataError(
+                    f"{type(self).__name__} has no {name}-of-document token; don't request it or "
+                    f"use a tokenizer that defines one"
+                )
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes of UTF-8, and 256 as end of document; any text survives a round trip."""
+
+    vocab_size = 257
+    eod = 256
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the UTF-8 bytes; UnicodeEncodeError for a lone surrogate."""
+        return list(text.encode("utf-8"))
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text, without ends of document; a cut character shows as U+FFFD."""
+        return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
+
+
+class NullTokenizer(Tokenizer):
+    """Whitespace-separated integers; of vocab_size ids the highest is the end of document."""
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < 2:
+            raise DataError(f"NullTokenizer: vocabulary size {vocab_size}; must be at least 2")
+        self.vocab_size = vocab_size
+        self.eod = vocab_size - 1
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the integers; DataError for a word that is none or lies outside the vocabulary."""
+        tokens = []
+        for word in text.split():
+            if not (word.isascii() and word.isdecimal() and int(word) < self.vocab_size):
+                raise DataError(
+                    f"NullTokenizer: {word!r} is not an integer from 0 to {self.vocab_size - 1}"
+                )
+            tokens.append(int(word))
+        return tokens
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the integers, separated by blanks."""
+        return " ".join(str(int(token)) for token in tokens)
+
+
+def build_tokenizer(
+    kind: str,
+    *,
+    model: str | None = None,
+    vocab_file: str | None = None,
+    merge_file: str | None = None,
+    vocab_size: int | None = None,
+) -> Tokenizer:
+    """Build a tokenizer from the values of tokenizer_type, tokenizer_model, vocab_file, merge_file.
+
+    model is the .model file (SentencePieceTokenizer), tokenizer.json or its folder (HFTokenizer).
+    NullTokenizer takes its number of ids from vocab_size, else from model written as a number.
+    DataError for an unknown kind and for a missing or unreadable file.
+    """
+    if kind == "ByteTokenizer":
+        return ByteTokenizer()
+    if kind == "NullTokenizer":
+        if vocab_size is None and (model is None or not model.isdecimal()):
+            raise DataError(
+                f"NullTokenizer: needs a vocabulary size, as a number in tokenizer_model or as "
+                f"vocab_size; tokenizer_model is {model!r}"
+            )
+        return NullTokenizer(int(model or 0) if vocab_size is None else vocab_size)
+    from megatron_lite.data import tokenizer_files as files  # slow imports, only when needed
+
+    if kind == "SentencePieceTokenizer":
+        return files.SentencePieceTokenizer(_given(kind, "tokenizer_model", model))
+    if kind == "HFTokenizer":
+        return files.HFTokenizer(_given(kind, "tokenizer_model", model))
+    if kind == "GPT2BPETokenizer":
+        return files.GPT2BPETokenizer(
+            _given(kind, "vocab_file", vocab_file), _given(kind, "merge_file", merge_file)
+        )
+    raise DataError(f"unknown tokenizer type {kind!r}; choose from {', '.join(TOKENIZER_TYPES)}")
+
+
+def _given(kind: str, name: str, value: str | None) -> str:
+    if not value:
+        raise DataError(f"{kind}: needs {name}")
+    return value

@@ -1,0 +1,1 @@
+"""The optimizer step: DeepSpeed behind one small adapter, and what prepares its input."""

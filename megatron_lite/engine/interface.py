@@ -1,0 +1,65 @@
+"""What the trainer and checkpoints know of an engine; both ZeRO engines offer it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from megatron_lite.checkpoint.fragment import Fragment
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one optimizer step did."""
+
+    applied: bool
+    """False where non-finite gradients made all ranks skip the step."""
+    grad_norm: float
+    """Global 2-norm before clipping, each logical element counted once; inf where not finite."""
+    loss_scale: float
+    """The scale for the next step (1 unless fp16)."""
+
+
+class Engine(Protocol):
+    """Forward, backward and optimizer step of one rank."""
+
+    loss_scale: float
+
+    def begin_step(self, num_microbatches: int, *, diagnose: bool = False) -> None:
+        """Forget gradients of an earlier step; with `diagnose` look for non-finite ones."""
+
+    def nonfinite_parameter(self) -> str | None:
+        """Logical name of this rank's first non-finite gradient of a step that was diagnosed."""
+
+    def forward(self, stage: int, batch: Any, hidden: Tensor | None) -> Tensor:
+        """Run a stage of this rank, see GPTStage."""
+
+    def backward(self, output: Tensor, gradient: Tensor) -> None:
+        """Backpropagate from the output of a forward; gradients add up until `step`."""
+
+    def step(self, lr: float) -> StepOutcome:
+        """Average over data-parallel ranks, clip, update, on all ranks or on none."""
+
+    def fragments(self) -> Iterator[Fragment]:
+        """The optimizer states that this rank owns; before the first update the moments are 0."""
+
+    def refresh(self) -> None:
+        """Make the working weights follow master weights that were written through fragments."""
+
+    def scalars(self) -> dict[str, Any]:
+        """State that all ranks share: applied updates, loss scaler."""
+
+    def load_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Continue from what `scalars` returned."""
+
+    def train(self, mode: bool) -> None:
+        """Switch dropout on or off."""
+
+    def modules(self) -> Mapping[int, nn.Module]:
+        """The stages of this rank."""
+
+    def close(self) -> None:
+        """Release DeepSpeed's hooks and buffers."""

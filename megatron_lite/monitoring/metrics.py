@@ -1,0 +1,135 @@
+"""The rows of a run's metrics.jsonl and their writer: one JSON object a line.
+
+Holds finished numbers; it neither averages nor reduces over ranks. Made by the trainer, on the one
+process that reports, and read again by console.py and tensorboard.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+PPL_LOSS_CAP = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One log step of training.
+
+    `elapsed_ms_per_iteration` is the mean over the iterations since the previous row, in ms,
+    without saving and evaluating. `tokens_per_second` is that of the whole job, `tflops_per_gpu`
+    and `mfu` count model FLOPs (mfu from 0 to 1, None where the device's peak is unknown, as on a
+    CPU). `lm_loss` is the mean over the unmasked tokens of the last global batch; NaN when that
+    step had no finite loss. `loss_scale` is 1.0 without fp16. `grad_norm` is that before clipping,
+    None where it was not computed. The last two count iterations since the previous row.
+    """
+
+    iteration: int
+    consumed_samples: int
+    elapsed_ms_per_iteration: float
+    tokens_per_second: float
+    tflops_per_gpu: float
+    mfu: float | None
+    learning_rate: float
+    global_batch_size: int
+    lm_loss: float
+    loss_scale: float
+    grad_norm: float | None
+    skipped_iterations: int
+    nan_iterations: int
+    event: Literal["train"] = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationMetrics:
+    """One evaluation: mean loss over the unmasked tokens of the part, and its time in ms."""
+
+    event: Literal["valid", "test"]
+    iteration: int
+    consumed_samples: int
+    lm_loss: float
+    elapsed_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetrics:
+    """One checkpoint written or read, and how long training waited for it, in ms."""
+
+    event: Literal["save", "load"]
+    iteration: int
+    consumed_samples: int
+    elapsed_ms: float
+
+
+Row = StepMetrics | EvaluationMetrics | CheckpointMetrics
+
+
+def perplexity(lm_loss: float) -> float:
+    """exp(lm_loss), with the loss capped at 20 so that a diverged run stays plottable."""
+    if math.isnan(lm_loss):
+        return math.nan
+    return math.exp(min(lm_loss, PPL_LOSS_CAP))
+
+
+def to_json(row: Row) -> str:
+    """The row as one line of standard JSON, `event` first.
+
+    Floats are written with repr's digits, so equal text means equal bits. JSON has no NaN and no
+    infinity: they become the strings "NaN", "Infinity" and "-Infinity", which Python's float() and
+    JavaScript's Number() read as what they are. What does not apply is null.
+    """
+    facts = {key: _finite_or_name(value) for key, value in asdict(row).items()}
+    return json.dumps({"event": facts.pop("event"), **facts}, allow_nan=False)
+
+
+def _finite_or_name(value: object) -> object:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+class MetricsWriter:
+    """Appends rows to a file and flushes each, so a killed run keeps all rows but a torn last one.
+
+    A resumed run appends to the same file; its "load" row marks where iterations may step back.
+    """
+
+    def __init__(self, path: Path) -> None:
+        torn = _ends_within_a_line(path)
+        self._file = path.open("a", encoding="utf-8")
+        if torn:
+            self._file.write("\n")
+
+    def write(self, row: Row) -> None:
+        """Appends `row` as one line."""
+        self._file.write(to_json(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; closing twice is allowed."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read() != b"\n"

@@ -1,0 +1,50 @@
+"""Small facts that ranks tell each other: sums over replicas, agreement, the largest value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_lite.mpu.groups import ProcessGroups
+from megatron_lite.mpu.mappings import all_reduce
+
+
+def mean_over_tokens(losses: list[Tensor], tokens: Tensor, groups: ProcessGroups) -> float:
+    """Loss a token of the global batch, the same number on every rank.
+
+    `losses` are sums over tokens on the last stage and empty elsewhere; `tokens` counts all
+    replicas' unmasked tokens. NaN where there was no token.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=tokens.device)
+    for loss in losses:
+        total += loss
+    # Double precision has room for the sum of the float32 sums in any order.
+    all_reduce(total, groups.data)
+    all_reduce(total, groups.pipeline)
+    return float(total / tokens) if float(tokens) else float("nan")
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """True on every rank if it is true on one."""
+    value = torch.tensor(float(flag), device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return bool(value)
+
+
+def largest(value: int, device: torch.device) -> tuple[int, int]:
+    """The largest value of all ranks, and the first rank that has it."""
+    own = torch.tensor([value], dtype=torch.int64, device=device)
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, own)
+    values = [int(v) for v in everyone]
+    return max(values), values.index(max(values))
+
+
+def gather_texts(text: str | None) -> dict[int, str]:
+    """What each rank has to say, by rank; ranks that say nothing are left out."""
+    texts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    return {rank: said for rank, said in enumerate(texts) if said}

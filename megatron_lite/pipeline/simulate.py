@@ -1,0 +1,73 @@
+"""Times a schedule: when each action starts and ends, how long the step takes, how much is idle.
+
+A model of the schedule alone: it measures nothing, and sends overlap with compute. Used by tests,
+the planner and the timeline tool. Raises ScheduleError where the table deadlocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from megatron_lite.pipeline.actions import Action, Kind, Schedule
+from megatron_lite.pipeline.messages import Message, needs, produces
+from megatron_lite.pipeline.verify import execution_order
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAction:
+    """An action with its start and end, in the time unit of the given durations."""
+
+    action: Action
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`rows[rank]` are the rank's timed actions in order; `makespan` is the end of the last one.
+
+    `bubble_fraction` is idle time / (ranks x makespan), from 0 (none) towards 1.
+    """
+
+    rows: tuple[tuple[TimedAction, ...], ...]
+    makespan: float
+    bubble_fraction: float
+
+
+def simulate(
+    schedule: Schedule, *, durations: Mapping[Kind, float], p2p_time: float = 0.0
+) -> Timeline:
+    """Runs `schedule` with every rank starting at 0 and each action as early as possible.
+
+    `durations` gives the time of one action of each kind, `p2p_time` the time from the end of an
+    action to the arrival of its message on another rank; a rank computes on while it sends.
+    """
+    _check_times(durations, p2p_time)
+    rows: list[list[TimedAction]] = [[] for _ in range(schedule.num_ranks)]
+    arrival: dict[Message, float] = {}
+    for rank, action in execution_order(schedule):
+        start = rows[rank][-1].end if rows[rank] else 0.0
+        needed = needs(schedule, action)
+        if needed is not None:
+            start = max(start, arrival[needed])
+        end = start + durations[action.kind]
+        rows[rank].append(TimedAction(action, start, end))
+        sent = produces(schedule, action)
+        if sent is not None:
+            arrival[sent] = end + p2p_time
+    makespan = max(timed.end for row in rows for timed in row)
+    busy = sum(durations[action.kind] for row in schedule.actions for action in row)
+    return Timeline(
+        rows=tuple(tuple(row) for row in rows),
+        makespan=makespan,
+        bubble_fraction=1.0 - busy / (schedule.num_ranks * makespan),
+    )
+
+
+def _check_times(durations: Mapping[Kind, float], p2p_time: float) -> None:
+    for kind, duration in durations.items():
+        if not duration > 0:
+            raise ValueError(f"the duration of {kind} must be above 0, got {duration}")
+    if not p2p_time >= 0:
+        raise ValueError(f"p2p_time must be at least 0, got {p2p_time}")

@@ -1,0 +1,154 @@
+"""Checks that a schedule is complete and can be run, and counts the activations it keeps.
+
+Runs no model: ranks are simulated with asynchronous sends and with receives in the sender's
+order. Called before a schedule is run, by simulate.py, tools and tests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
+from megatron_lite.pipeline.messages import needs, produces, supplier
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verify found out about a legal schedule.
+
+    `peak_activations[rank]` is the largest number of (stage, micro-batch) pairs whose forward has
+    run and whose backward has not; 0 in a forward-only schedule, which keeps nothing for later.
+    """
+
+    peak_activations: tuple[int, ...]
+
+
+def verify(schedule: Schedule) -> Report:
+    """Checks shape, completeness, local order and freedom from deadlock, in this sequence.
+
+    Raises ScheduleError with the first fault found.
+    """
+    _check_shape(schedule)
+    _check_complete(schedule)
+    _check_local_order(schedule)
+    for _ in execution_order(schedule):
+        pass
+    return Report(tuple(_peak_activations(schedule, rank) for rank in range(schedule.num_ranks)))
+
+
+def execution_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
+    """Yields (rank, action) in an order in which the ranks can run the whole table.
+
+    A rank runs its list from left to right. An action waits for its message; sends never wait,
+    and since receives are posted in the sender's order, a message that was sent is there.
+    Raises ScheduleError when the ranks that are not done all wait: a deadlock.
+    """
+    position = [0] * schedule.num_ranks
+    sent = set()
+    progress = True
+    while progress:
+        progress = False
+        for rank, row in enumerate(schedule.actions):
+            while position[rank] < len(row):
+                action = row[position[rank]]
+                needed = needs(schedule, action)
+                if needed is not None and needed not in sent:
+                    break
+                yield rank, action
+                sent.add(produces(schedule, action))
+                position[rank] += 1
+                progress = True
+    _check_all_done(schedule, position)
+
+
+def _check_all_done(schedule: Schedule, position: list[int]) -> None:
+    waits = []
+    for rank, row in enumerate(schedule.actions):
+        if position[rank] < len(row):
+            action = row[position[rank]]
+            waits.append(f"rank {rank} at {action} waits for {needs(schedule, action)}")
+    if waits:
+        raise ScheduleError(f"schedule {schedule.name!r}: deadlock: " + "; ".join(waits))
+
+
+def _check_shape(schedule: Schedule) -> None:
+    sizes = (schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
+    if min(sizes) < 1:
+        raise ScheduleError(
+            f"schedule {schedule.name!r}: stages, ranks and micro-batches must be at least 1,"
+            f" got {sizes[0]}, {sizes[1]} and {sizes[2]}"
+        )
+    if len(schedule.actions) != schedule.num_ranks:
+        raise ScheduleError(
+            f"schedule {schedule.name!r}: {len(schedule.actions)} lists of actions"
+            f" for {schedule.num_ranks} ranks"
+        )
+    if len(schedule.stage_rank) != schedule.num_stages:
+        raise ScheduleError(
+            f"schedule {schedule.name!r}: stage_rank names {len(schedule.stage_rank)} stages"
+            f" of {schedule.num_stages}"
+        )
+    for stage, rank in enumerate(schedule.stage_rank):
+        if not 0 <= rank < schedule.num_ranks:
+            raise ScheduleError(
+                f"schedule {schedule.name!r}: stage {stage} is put on rank {rank},"
+                f" but ranks go from 0 to {schedule.num_ranks - 1}"
+            )
+
+
+def _check_complete(schedule: Schedule) -> None:
+    """Every action of the step exactly once, on the rank of its stage, and no other action."""
+    expected = {
+        Action(kind, stage, micro_batch)
+        for kind in schedule.kinds
+        for stage in range(schedule.num_stages)
+        for micro_batch in range(schedule.num_microbatches)
+    }
+    for rank, row in enumerate(schedule.actions):
+        for action, count in Counter(row).items():
+            where = f"schedule {schedule.name!r}: rank {rank}: {action}"
+            if action not in expected:
+                raise ScheduleError(f"{where} does not belong to this schedule")
+            home = schedule.stage_rank[action.stage]
+            if rank != home:
+                raise ScheduleError(f"{where} is on the wrong rank: its stage is on rank {home}")
+            if count > 1:
+                raise ScheduleError(f"{where} appears {count} times")
+            expected.remove(action)
+    for action in sorted(expected):
+        rank = schedule.stage_rank[action.stage]
+        raise ScheduleError(f"schedule {schedule.name!r}: rank {rank}: {action} is missing")
+
+
+def _check_local_order(schedule: Schedule) -> None:
+    """What an action needs from its own rank must stand before it in the rank's list."""
+    for rank, row in enumerate(schedule.actions):
+        done: set[Action] = set()
+        for action in row:
+            for earlier in _local_needs(schedule, action):
+                if earlier not in done:
+                    raise ScheduleError(
+                        f"schedule {schedule.name!r}: rank {rank}: {action} stands before"
+                        f" {earlier}, whose result it needs"
+                    )
+            done.add(action)
+
+
+def _local_needs(schedule: Schedule, action: Action) -> Iterator[Action]:
+    if action.kind == "B":
+        yield Action("F", action.stage, action.micro_batch)
+    giver = supplier(schedule, action)
+    if giver is not None and needs(schedule, action) is None:
+        yield giver
+
+
+def _peak_activations(schedule: Schedule, rank: int) -> int:
+    if schedule.forward_only:
+        return 0
+    live = peak = 0
+    for action in schedule.actions[rank]:
+        live += {"F": 1, "B": -1}[action.kind]
+        peak = max(peak, live)
+    return peak

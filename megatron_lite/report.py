@@ -1,0 +1,223 @@
+"""Reporter: one run's console lines, metrics.jsonl and TensorBoard, written by rank 0.
+
+It turns what happened into rows; it decides nothing about training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from megatron_lite.config.batch import train_iters
+from megatron_lite.config.schema import RunConfig
+from megatron_lite.engine.interface import StepOutcome
+from megatron_lite.monitoring.console import (
+    checkpoint_line,
+    evaluation_line,
+    memory_line,
+    outcome_line,
+    summary_line,
+    train_line,
+)
+from megatron_lite.monitoring.memory import peak_memory_bytes
+from megatron_lite.monitoring.metrics import (
+    CheckpointMetrics,
+    EvaluationMetrics,
+    MetricsWriter,
+    StepMetrics,
+)
+from megatron_lite.monitoring.tensorboard import TensorBoardWriter
+from megatron_lite.monitoring.throughput import (
+    model_flops_per_token,
+    model_flops_utilization,
+    peak_tflops,
+    tflops_per_gpu,
+    tokens_per_second,
+)
+from megatron_lite.monitoring.timers import Lap, StepTimer
+from megatron_lite.mpu.reductions import largest
+from megatron_lite.progress import Progress
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What turns seconds into tokens and FLOPs."""
+
+    seq_length: int
+    flops_per_token: int
+    world_size: int
+    peak_tflops: float | None
+
+    @classmethod
+    def of(cls, config: RunConfig, *, vocab_size: int, world_size: int, device: str) -> Speed:
+        """For a config on ranks of a device, by torch's name for it."""
+        dtype = config.precision.dtype
+        matrices = "tf32" if dtype == "fp32" and config.precision.tf32 else dtype
+        return cls(
+            seq_length=config.model.seq_length,
+            flops_per_token=model_flops_per_token(config.model, vocab_size=vocab_size),
+            world_size=world_size,
+            peak_tflops=peak_tflops(device, matrices),
+        )
+
+
+class Reporter:
+    """All ranks call it, since memory is compared over ranks; rank 0 writes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        run_dir: Path,
+        progress: Progress,
+        speed: Speed,
+        rank: int,
+        device: torch.device,
+        echo: Callable[[str], None] = print,
+    ) -> None:
+        self._config, self._speed, self._device = config, speed, device
+        self._total = train_iters(config.training)
+        self._echo = echo if rank == 0 else _silent
+        self._seen = (progress.skipped, progress.nan)
+        self._losses: list[float] = []
+        self._tokens, self._peak = 0, 0
+        self._loss_scale = 1.0
+        self._metrics: MetricsWriter | None = None
+        self._board: TensorBoardWriter | None = None
+        if rank == 0:
+            self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
+            if config.logging.tensorboard_dir is not None:
+                self._board = TensorBoardWriter(
+                    run_dir / config.logging.tensorboard_dir,
+                    iteration=progress.iteration,
+                    consumed_samples=progress.consumed_samples,
+                )
+
+    def say(self, line: str) -> None:
+        """Print a line, once for the whole run."""
+        self._echo(line)
+
+    def step(
+        self,
+        progress: Progress,
+        outcome: StepOutcome,
+        *,
+        lap: Lap,
+        lap_samples: int,
+        batch: int,
+        loss: float,
+        learning_rate: float,
+    ) -> None:
+        """One log step: `lap_samples` samples since the last one, `batch` samples in this step."""
+        speed = self._speed
+        rate = tokens_per_second(
+            samples=lap_samples, seq_length=speed.seq_length, seconds=lap.seconds
+        )
+        tflops = tflops_per_gpu(
+            tokens_per_second=rate,
+            flops_per_token=speed.flops_per_token,
+            world_size=speed.world_size,
+        )
+        row = StepMetrics(
+            iteration=progress.iteration,
+            consumed_samples=progress.consumed_samples,
+            elapsed_ms_per_iteration=1000 * lap.seconds_per_iteration,
+            tokens_per_second=rate,
+            tflops_per_gpu=tflops,
+            mfu=model_flops_utilization(tflops, speed.peak_tflops),
+            learning_rate=learning_rate,
+            global_batch_size=batch,
+            lm_loss=loss,
+            loss_scale=outcome.loss_scale,
+            grad_norm=outcome.grad_norm,
+            skipped_iterations=progress.skipped - self._seen[0],
+            nan_iterations=progress.nan - self._seen[1],
+        )
+        self._seen = (progress.skipped, progress.nan)
+        self._losses.append(loss)
+        self._tokens += lap_samples * speed.seq_length
+        self._loss_scale = outcome.loss_scale
+        kind = "cuda" if self._device.type == "cuda" else "cpu"
+        peak, peak_rank = largest(peak_memory_bytes(kind), self._device)
+        self._echo(train_line(row, train_iters=self._total))
+        if peak > self._peak:
+            self._peak = peak
+            self._echo(
+                memory_line(
+                    iteration=progress.iteration, peak_bytes=peak, rank=peak_rank, device=kind
+                )
+            )
+        if self._metrics is not None:
+            self._metrics.write(row)
+        if self._board is not None:
+            self._board.train(row, world_size=speed.world_size, mem_max_allocated_bytes=peak)
+
+    def evaluation(
+        self, part: Literal["valid", "test"], progress: Progress, *, loss: float, seconds: float
+    ) -> None:
+        """One evaluation of a part."""
+        row = EvaluationMetrics(
+            event=part,
+            iteration=progress.iteration,
+            consumed_samples=progress.consumed_samples,
+            lm_loss=loss,
+            elapsed_ms=1000 * seconds,
+        )
+        self._echo(evaluation_line(row))
+        if self._metrics is not None:
+            self._metrics.write(row)
+        if self._board is not None:
+            self._board.evaluation(row)
+
+    def checkpoint(
+        self, event: Literal["save", "load"], progress: Progress, *, seconds: float
+    ) -> None:
+        """One checkpoint written or read."""
+        row = CheckpointMetrics(
+            event=event,
+            iteration=progress.iteration,
+            consumed_samples=progress.consumed_samples,
+            elapsed_ms=1000 * seconds,
+        )
+        self._echo(checkpoint_line(row))
+        if self._metrics is not None:
+            self._metrics.write(row)
+
+    def summary(self, progress: Progress, timer: StepTimer, reason: str) -> None:
+        """The last words of this start of the run."""
+        seconds = timer.totals
+        self._echo(
+            summary_line(
+                iteration=progress.iteration,
+                consumed_samples=progress.consumed_samples,
+                train_seconds=seconds["train"],
+                evaluation_seconds=seconds["evaluation"],
+                save_seconds=seconds["save"],
+                skipped_iterations=progress.skipped,
+                reason=reason,
+            )
+        )
+        if self._losses:
+            self._echo(
+                outcome_line(
+                    first_loss=self._losses[0],
+                    last_loss=self._losses[-1],
+                    tokens_per_second=self._tokens / seconds["train"],
+                    peak_bytes=self._peak,
+                    loss_scale=self._loss_scale,
+                )
+            )
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in (self._metrics, self._board):
+            if writer is not None:
+                writer.close()
+
+
+def _silent(line: str) -> None:
+    """Ranks other than 0 print nothing."""

@@ -1,0 +1,1 @@
+"""Where parameters sit in the logical model: pure integer arithmetic, no torch."""

@@ -1,0 +1,236 @@
+"""Trainer: when to step, log, evaluate, save and stop. What these are, others know."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from megatron_lite.checkpoint.save import Snapshot, save
+from megatron_lite.config.batch import global_batch_size_at, num_microbatches, train_iters
+from megatron_lite.config.schema import RunConfig
+from megatron_lite.data.loader import MicroBatch
+from megatron_lite.engine.interface import Engine, StepOutcome
+from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
+from megatron_lite.monitoring.timers import StepTimer
+from megatron_lite.mpu.groups import ProcessGroups
+from megatron_lite.mpu.mappings import all_reduce
+from megatron_lite.mpu.random import RngStreams
+from megatron_lite.mpu.reductions import any_rank, gather_texts, mean_over_tokens
+from megatron_lite.pipeline.executor import PipelineExecutor, Program
+from megatron_lite.pipeline.schedules import build_schedule, forward_only
+from megatron_lite.progress import Progress
+from megatron_lite.report import Reporter
+
+Part = Literal["valid", "test"]
+
+
+class TrainingStopped(Exception):
+    """The run can't go on; the message says why and what to look at."""
+
+
+@dataclass
+class Trainer:
+    """One rank's loop. Everything it needs is handed in by build.py."""
+
+    config: RunConfig
+    resolved: Mapping[str, Any]
+    """The config as plain JSON values, which a checkpoint keeps."""
+    groups: ProcessGroups
+    engine: Engine
+    executor: PipelineExecutor
+    streams: RngStreams
+    train_batches: Iterator[MicroBatch]
+    evaluations: Mapping[Part, Callable[[], Iterator[MicroBatch]]]
+    """This rank's micro-batches of a part, anew at each call; every rank gets the same number."""
+    report: Reporter
+    progress: Progress
+    save_to: Path | None
+    device: torch.device
+    timer: StepTimer = field(default_factory=StepTimer)
+    _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+    _saved_at: int = -1
+    _logged_samples: int = 0
+    _incurable: int = 0
+    """Skipped steps in a row that a lower loss scale can't cure."""
+
+    def fit(self) -> Literal["done", "requeue"]:
+        """Train to the end, or until the time is up (then "requeue")."""
+        self._saved_at = self.progress.iteration
+        self._logged_samples = self.progress.consumed_samples
+        total = train_iters(self.config.training)
+        reason: Literal["done", "requeue"] = "done"
+        while self.progress.iteration < total:
+            self._iteration(total)
+            if self._due(self.config.training.eval_interval) and "valid" in self.evaluations:
+                self.evaluate("valid")
+            if self._due(self.config.checkpoint.save_interval):
+                self.save()
+            if self.progress.iteration < total and self._time_is_up():
+                reason = "requeue"
+                break
+        if reason == "done" and "test" in self.evaluations:
+            self.evaluate("test")
+        self.save()
+        why = {"done": "all iterations done", "requeue": "exit_duration_in_mins is over"}
+        self.report.summary(self.progress, self.timer, why[reason])
+        return reason
+
+    def _iteration(self, total: int) -> None:
+        training, progress = self.config.training, self.progress
+        batch = global_batch_size_at(training, progress.consumed_samples)
+        count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
+        batches = [micro.to(self.device) for micro in islice(self.train_batches, count)]
+        self.engine.begin_step(count, diagnose=self._last_chance())
+        losses, tokens = self._run(self.config.parallel.pipeline_schedule, batches)
+        outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
+        progress.advance(samples=batch, applied=outcome.applied)
+        self.timer.step_done()
+        logged = self._due(self.config.logging.log_interval) or progress.iteration == total
+        if logged or not outcome.applied:
+            loss = mean_over_tokens(losses, tokens, self.groups)
+            progress.nan += not math.isfinite(loss)
+        if logged:
+            self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
+        self._stop_if_incurable(outcome)
+
+    def _run(self, schedule: str, batches: list[MicroBatch]) -> tuple[list[Tensor], Tensor]:
+        """Run a schedule; returns the loss sums (on the last stage) and all replicas' tokens."""
+        program = self._program(schedule, len(batches))
+        tokens = self._count_tokens(batches)
+        weight = None
+        if not program.schedule.forward_only:
+            # DeepSpeed divides by the data-parallel size when it averages.
+            weight = self.engine.loss_scale * self.groups.data.size / tokens.clamp(min=1)
+        length = batches[0].tokens.numel()
+        if self.config.parallel.sequence_parallel:
+            length //= self.groups.tensor.size
+        shape = (length, self.config.model.hidden_size)
+        losses = self.executor.run(program, batches, hidden_shape=shape, loss_gradient=weight)
+        return losses, tokens
+
+    def _count_tokens(self, batches: list[MicroBatch]) -> Tensor:
+        """Unmasked tokens of all replicas; every rank reads the masks, so none has to ask."""
+        own = torch.zeros((), device=self.device)
+        for micro in batches:
+            own += micro.loss_mask.sum()
+        return all_reduce(own, self.groups.data)
+
+    def _program(self, name: str, count: int) -> Program:
+        if (name, count) not in self._programs:
+            stages, rank = self.groups.pipeline.size, self.groups.pipeline.rank
+            if name == "forward-only":
+                schedule = forward_only(stages, count)
+            else:
+                schedule = build_schedule(name, num_stages=stages, num_microbatches=count)
+            self._programs[name, count] = Program(schedule, rank)
+        return self._programs[name, count]
+
+    def _rate(self, batch: int, update: int, total: int) -> float:
+        optimizer = self.config.optimizer
+        rate = learning_rate(optimizer, update=update, total_updates=total)
+        return rate * batch_scaling_factor(optimizer, batch)
+
+    def _due(self, interval: int) -> bool:
+        return interval > 0 and self.progress.iteration % interval == 0
+
+    def _log(self, outcome: StepOutcome, batch: int, loss: float, rate: float) -> None:
+        consumed = self.progress.consumed_samples
+        self.report.step(
+            self.progress,
+            outcome,
+            lap=self.timer.lap(),
+            lap_samples=consumed - self._logged_samples,
+            batch=batch,
+            loss=loss,
+            learning_rate=rate,
+        )
+        self._logged_samples = consumed
+
+    def evaluate(self, part: Part) -> float:
+        """Mean loss over the unmasked tokens of a part; leaves training bit for bit as it was."""
+        started = self.timer.totals["evaluation"]
+        self.engine.train(False)
+        total, tokens = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        with self.timer.apart("evaluation"):
+            batches = self.evaluations[part]()
+            # A few at a time: enough to fill the pipeline, few enough to hold in memory.
+            while some := [b.to(self.device) for b in islice(batches, 4 * self._stages)]:
+                losses, seen = self._run("forward-only", some)
+                total, tokens = sum(losses, start=total), tokens + seen
+            last = self.groups.pipeline.rank == self._stages - 1
+            loss = mean_over_tokens([total] if last else [], tokens, self.groups)
+        self.engine.train(True)
+        seconds = self.timer.totals["evaluation"] - started
+        self.report.evaluation(part, self.progress, loss=loss, seconds=seconds)
+        return loss
+
+    @property
+    def _stages(self) -> int:
+        return self.groups.pipeline.size
+
+    def save(self) -> None:
+        """Write a checkpoint unless the current step has one."""
+        step = self.progress.iteration
+        if self.save_to is None or self._saved_at == step:
+            return
+        grid = self.groups.grid
+        snapshot = Snapshot(
+            fragments=self.engine.fragments(),
+            rng=self.streams.states(),
+            progress=asdict(self.progress),
+            scalars=self.engine.scalars(),
+            layout={"tp": grid.tp_size, "dp": grid.dp_size, "pp": grid.pp_size},
+            config=dict(self.resolved),
+        )
+        started = self.timer.totals["save"]
+        with self.timer.apart("save"):
+            save(self.save_to, step, snapshot, keep_last=self.config.checkpoint.keep_last)
+        self._saved_at = step
+        self.report.checkpoint("save", self.progress, seconds=self.timer.totals["save"] - started)
+
+    def _time_is_up(self) -> bool:
+        limit = self.config.training.exit_duration_in_mins
+        return limit is not None and any_rank(
+            time.monotonic() - self._started > 60 * limit, self.device
+        )
+
+    @property
+    def _adapts(self) -> bool:
+        precision = self.config.precision
+        return precision.dtype == "fp16" and precision.loss_scale == "dynamic"
+
+    def _last_chance(self) -> bool:
+        """True where a skip of the coming step ends the run, so that its cause is looked for."""
+        precision = self.config.precision
+        at_floor = not self._adapts or self.engine.loss_scale <= precision.min_loss_scale
+        return at_floor and self._incurable + 1 >= precision.max_consecutive_nonfinite_steps
+
+    def _stop_if_incurable(self, outcome: StepOutcome) -> None:
+        """Count skipped steps that a lower loss scale can't cure; end the run after too many."""
+        precision = self.config.precision
+        last_chance = self._last_chance()
+        curable = self._adapts and outcome.loss_scale > precision.min_loss_scale
+        self._incurable = 0 if outcome.applied or curable else self._incurable + 1
+        if not (last_chance and self._incurable >= precision.max_consecutive_nonfinite_steps):
+            return
+        found = gather_texts(self.engine.nonfinite_parameter())
+        where = "; ".join(
+            f"rank {rank} (stage {self.groups.grid.at(rank).pp_rank}): {name}"
+            for rank, name in found.items()
+        )
+        raise TrainingStopped(
+            f"iteration {self.progress.iteration}: gradients were not finite in {self._incurable} "
+            f"steps in a row at loss scale {outcome.loss_scale:g}"
+            f"{', the smallest allowed' if self._adapts else ''}. First bad parameter of each "
+            f"rank: {where or 'none before the ranks were averaged'}. Lower optimizer.lr, look at "
+            "the data of these iterations, or train in bf16"
+        )

@@ -1,0 +1,43 @@
+"""Installation of megatron_lite; direct dependencies are pinned, so that a run can be repeated."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "megatron_lite/__init__.py").read_text())
+assert VERSION is not None
+
+REQUIREMENTS = [
+    "torch==2.13.0",
+    "deepspeed==0.19.8",
+    "ninja==1.13.2",  # compiles DeepSpeed's CPU Adam
+    "sentencepiece==0.2.3",
+    "tokenizers==0.23.3",
+    "tensorboard==2.21.0",
+    "pydantic==2.14.4",
+    "safetensors==0.8.0",
+    "xxhash==4.1.0",
+    "numpy==2.4.6",
+    "tqdm==4.70.1",
+]
+TEST_REQUIREMENTS = [
+    "pytest==9.2.0",
+    "hypothesis==6.170.17",
+    "transformers==5.24.0",
+    "psutil==7.2.2",
+    "ruff==0.17.6",
+    "mypy==2.4.1",
+    "pre-commit==4.7.0",
+]
+
+setup(
+    name="megatron_lite",
+    version=VERSION[1],
+    description="Train language models on many devices, from one checked JSON file.",
+    python_requires=">=3.11",
+    packages=find_packages(include=["megatron_lite", "megatron_lite.*"]),
+    install_requires=REQUIREMENTS,
+    extras_require={"test": TEST_REQUIREMENTS},
+)

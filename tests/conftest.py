@@ -1,0 +1,19 @@
+"""Options and markers for the whole suite."""
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every", action="store_true", help="run the whole matrix of layouts, not a covering part"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    every, gpu = config.getoption("--every"), torch.cuda.is_available()
+    for item in items:
+        if "every" in item.keywords and not every:
+            item.add_marker(pytest.mark.skip(reason="part of the whole matrix: run with --every"))
+        if "gpu" in item.keywords and not gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

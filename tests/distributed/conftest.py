@@ -1,0 +1,43 @@
+"""A corpus and reference runs, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.models import GPT, LLAMA, write_config, write_corpus
+from tests.distributed.ranks import on_ranks
+from tests.distributed.runs import Result, train
+
+MODELS = {"llama": LLAMA, "gpt": GPT}
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "random")
+
+
+@pytest.fixture(scope="session")
+def configs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("configs")
+    return {
+        name: write_config(folder / f"{name}.json", corpus, model) for name, model in MODELS.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def one_process(
+    configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Result]:
+    """The run of one process that every layout is compared with."""
+    found: dict[str, Result] = {}
+
+    def reference(model: str) -> Result:
+        if model not in found:
+            run_dir = tmp_path_factory.mktemp("reference")
+            found[model] = on_ranks(1, train, configs[model], [], run_dir)[0]
+        return found[model]
+
+    return reference

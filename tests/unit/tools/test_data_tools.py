@@ -1,0 +1,184 @@
+"""The data tools as a user starts them: flags, exit codes, streams, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TOOLS = ("make_corpus", "train_tokenizer", "preprocess_data", "inspect_data")
+
+
+def _command(tool: str, *arguments: object) -> list[str]:
+    return [sys.executable, f"tools/{tool}.py", *map(str, arguments)]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+
+def _run(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(tool, *arguments),
+        cwd=REPOSITORY,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_and_bad_usage(tool: str) -> None:
+    helped = _run(tool, "--help")
+    assert helped.returncode == 0 and helped.stdout.startswith("usage:")
+    refused = _run(tool, "--no-such-flag")
+    assert refused.returncode == 2 and "usage:" in refused.stderr
+    assert "Traceback" not in refused.stderr and refused.stdout == ""
+
+
+def test_no_tool_imports_torch() -> None:
+    modules = (
+        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build"
+    )
+    names = ", ".join(f"megatron_lite.data.{name}" for name in modules.split())
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=_environment()).returncode == 0
+
+
+def test_from_text_to_inspection(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "hello"}\n{"text": ""}\n{"text": "world"}\n')
+    made = _run(
+        *("preprocess_data", "--input", source, "--output-prefix", tmp_path / "new/c"),
+        *("--tokenizer-type", "ByteTokenizer", "--append-eod", "--workers", 2, "--log-interval", 1),
+    )
+    assert made.returncode == 0, made.stderr
+    assert "special tokens: begin of document no, end of document yes" in made.stdout
+    assert "text: 2 documents, 12 tokens (uint16)" in made.stdout
+    assert "empty documents dropped: 1" in made.stdout
+    assert "processed 3 documents" in made.stderr
+    shown = _run(
+        *("inspect_data", tmp_path / "new/c_text_document", "--check", "--show", 2),
+        *("--tokenizer-type", "ByteTokenizer"),
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "'hello'" in shown.stdout and "'world'" in shown.stdout
+    assert "token range  100 to 256" in shown.stdout and "passed" in shown.stdout
+
+
+def test_train_tokenizer_is_quiet(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f'{{"body": "some text {n} and {n * n}"}}\n' for n in range(300)))
+    trained = _run(
+        *("train_tokenizer", "--input", source, "--output", tmp_path / "t.model"),
+        *("--vocab-size", 290, "--json-key", "body", "--model-type", "bpe"),
+    )
+    assert trained.returncode == 0 and trained.stderr == ""
+    assert trained.stdout.count("\n") == 1
+    assert (tmp_path / "t.model").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspect_data", "/nowhere/x"), "/nowhere/x.idx: no such file"),
+        (("make_corpus", "--output", "/proc/x/y.jsonl"), "/proc/x/y.jsonl: can't be written"),
+        (
+            ("train_tokenizer", "--input", "/nowhere/x", "--output", "y"),
+            "/nowhere/x: can't be read",
+        ),
+        (
+            ("preprocess_data", "--input", "/nowhere/x", "--output-prefix", "y")
+            + ("--tokenizer-type", "ByteTokenizer"),
+            "/nowhere/x: no such file",
+        ),
+        (
+            ("preprocess_data", "--input", "README", "--output-prefix", "y")
+            + ("--tokenizer-type", "Unknown"),
+            "invalid choice",
+        ),
+    ],
+)
+def test_bad_input_is_two_without_a_traceback(arguments: tuple[str, ...], message: str) -> None:
+    result = _run(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_b04_a_bad_line_ends_with_code_2(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "hello"}\n{"text": \n')
+    result = _run(
+        *("preprocess_data", "--input", source, "--output-prefix", tmp_path / "out/c"),
+        *("--tokenizer-type", "ByteTokenizer", "--workers", 2),
+    )
+    assert result.returncode == 2
+    assert f"{source}: line 2: not a whole JSON object" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_b07_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+    source = tmp_path / "endless.jsonl"
+    os.mkfifo(source)  # the run can't end before the signal: the writer keeps the pipe open
+    process = subprocess.Popen(
+        _command(
+            *("preprocess_data", "--input", source, "--output-prefix", tmp_path / "out/c"),
+            *("--tokenizer-type", "ByteTokenizer", "--workers", 2),
+        ),
+        cwd=REPOSITORY,
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process, source.open("wb") as pipe:
+        pipe.write(b'{"text": "hello"}\n' * 40_000)
+        pipe.flush()
+        partial = tmp_path / "out/c_text_document.bin.partial"
+        _wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == 2
+        os.killpg(process.pid, number)  # as Ctrl-C does: parent and workers
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert list((tmp_path / "out").iterdir()) == []
+    assert not any(child.is_running() for child in children)
+
+
+def test_b07_workers_go_with_a_killed_parent(tmp_path: Path) -> None:
+    source = tmp_path / "endless.jsonl"
+    os.mkfifo(source)
+    process = subprocess.Popen(
+        _command(
+            *("preprocess_data", "--input", source, "--output-prefix", tmp_path / "out/c"),
+            *("--tokenizer-type", "ByteTokenizer", "--workers", 2),
+        ),
+        cwd=REPOSITORY,
+        env=_environment(),
+    )
+    with process, source.open("wb"):
+        parent = psutil.Process(process.pid)
+        _wait_until(lambda: len(parent.children()) == 2)
+        children = parent.children()
+        process.kill()
+        process.wait(timeout=30)
+        _wait_until(lambda: not any(c.is_running() and c.status() != "zombie" for c in children))
+
+
+def _wait_until(condition: object) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
