@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from megatron_lite.checkpoint import store
-from megatron_lite.checkpoint.errors import CheckpointError
-from megatron_lite.checkpoint.load import load_fragments, load_rng
-from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.build import Datasets, build_datasets
+from megatron_lite.data.errors import DataError
 from megatron_lite.data.loader import MicroBatch, SampleSource, micro_batches
 from megatron_lite.data.sampler import evaluation_batches, training_batches
 from megatron_lite.data.tokenizer import Tokenizer, build_tokenizer
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.zero3_engine import Zero3Engine
-from megatron_lite.layers.context import LayerContext
+from megatron_lite.layers.context import LayerContext, placement_of
+from megatron_lite.layers.kernels import describe_kernels
 from megatron_lite.models.gpt import GPTStage
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.random import RngStreams
+from megatron_lite.mpu.reductions import together
 from megatron_lite.pipeline.executor import PipelineExecutor
 from megatron_lite.pipeline.p2p import connect
 from megatron_lite.pipeline.partition import partition_layers
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
+from megatron_lite.resume import restore
 from megatron_lite.trainer import Part, Trainer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -57,14 +58,21 @@ def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:
 
 def build_trainer(config: RunConfig, place: Place) -> Trainer:
     """Everything that one rank needs to train, with its checkpoint loaded."""
-    tokenizer = build_run_tokenizer(config)
-    vocab_size = config.model.vocab_size or tokenizer.vocab_size
-    datasets = build_run_datasets(config, vocab_size=vocab_size)
+    with together(DataError):  # a file can be missing on one node alone
+        tokenizer = build_run_tokenizer(config)
+        vocab_size = config.model.vocab_size or tokenizer.vocab_size
+        datasets = build_run_datasets(config, vocab_size=vocab_size)
     streams = RngStreams(place.device)
     streams.seed(config.training.seed, place.groups.grid)
     stage = build_stage(config, place, streams=streams, vocab_size=vocab_size)
     engine = build_engine(config, place, stage)
-    progress, loaded = restore(config, place, engine, streams)
+    progress, loaded = restore(
+        config,
+        root=_in_run(place, config.checkpoint.load),
+        grid=place.groups.grid,
+        engine=engine,
+        streams=streams,
+    )
     report = Reporter(
         config,
         run_dir=place.run_dir,
@@ -78,6 +86,8 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
         rank=place.groups.grid.rank,
         device=place.device,
     )
+    report.say(describe_run(config, place, stage))
+    report.say(describe_kernels(place.device))
     report.say(loaded)
     return Trainer(
         config=config,
@@ -92,6 +102,19 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
         progress=progress,
         save_to=_in_run(place, config.checkpoint.save),
         device=place.device,
+    )
+
+
+def describe_run(config: RunConfig, place: Place, stage: GPTStage) -> str:
+    """Layout, precision and size in a line for the start of a run."""
+    grid, zero = place.groups.grid, config.deepspeed.zero_optimization
+    held = sum(prod(placement_of(p).shape) for p in stage.parameters())
+    offload = zero.offload_optimizer.device
+    return (
+        f" tensor {grid.tp_size} x pipeline {grid.pp_size} x data {grid.dp_size} | "
+        f"{config.parallel.pipeline_schedule} | {config.precision.dtype} | ZeRO-{zero.stage}"
+        f"{'' if offload == 'none' else f', optimizer on {offload}'} | "
+        f"parameters on rank 0: {held / 1e6:.1f} M | device {place.device.type} |"
     )
 
 
@@ -257,37 +280,6 @@ def _read(
         eod_mask_loss=config.data.eod_mask_loss,
         eod=tokenizer.eod,
     )
-
-
-def restore(
-    config: RunConfig, place: Place, engine: Engine, streams: RngStreams
-) -> tuple[Progress, str]:
-    """Load the configured checkpoint; returns where the run stands and a line that says so."""
-    root = _in_run(place, config.checkpoint.load)
-    if root is None:
-        return Progress(), " starting from initial weights |"
-    folder = store.find(root, step=config.checkpoint.ckpt_step)
-    if folder is None:
-        if config.checkpoint.exit_on_missing_checkpoint:
-            raise CheckpointError(
-                f"{root}: no checkpoint is there; correct checkpoint.load, or set "
-                "checkpoint.exit_on_missing_checkpoint to false to start from initial weights"
-            )
-        return Progress(), f" no checkpoint in {root}: starting from initial weights |"
-    manifest = Manifest.read(folder)
-    load_fragments(folder, manifest, engine.fragments())
-    engine.refresh()
-    engine.load_scalars(manifest.scalars)
-    progress = Progress(**manifest.progress)
-    grid = place.groups.grid
-    layout = {"tp": grid.tp_size, "dp": grid.dp_size, "pp": grid.pp_size}
-    if layout == manifest.layout:
-        streams.restore(load_rng(folder, grid.rank))
-        random = "random streams continued"
-    else:
-        streams.seed(config.training.seed + progress.iteration, grid)
-        random = f"random streams seeded anew, since it was saved from {manifest.layout}"
-    return progress, f" loaded {folder} | iteration {progress.iteration} | {random} |"
 
 
 def _in_run(place: Place, folder: str | None) -> Path | None:

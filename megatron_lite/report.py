@@ -141,16 +141,16 @@ class Reporter:
         self._losses.append(loss)
         self._tokens += lap_samples * speed.seq_length
         self._loss_scale = outcome.loss_scale
-        kind = "cuda" if self._device.type == "cuda" else "cpu"
+        kind: Literal["cuda", "cpu"] = "cuda" if self._device.type == "cuda" else "cpu"
         peak, peak_rank = largest(peak_memory_bytes(kind), self._device)
         self._echo(train_line(row, train_iters=self._total))
-        if peak > self._peak:
-            self._peak = peak
+        if not self._peak:  # once is enough: the summary has the peak of the whole run
             self._echo(
                 memory_line(
                     iteration=progress.iteration, peak_bytes=peak, rank=peak_rank, device=kind
                 )
             )
+        self._peak = max(self._peak, peak)
         if self._metrics is not None:
             self._metrics.write(row)
         if self._board is not None:

@@ -11,10 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config
+from megatron_lite.outcome import Outcome
 
 DONE, FAILED, REFUSED, REQUEUE = 0, 1, 2, 3
 
@@ -49,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run; returns the exit code."""
     args = parse(argv)
     launched = launch_facts(os.environ)
+    # Read now: by the time torch is imported a launcher may be gone.
+    launcher = os.getppid() if launcher_is_parent(os.environ) else None
     try:
         loaded = load_config(
             args.config,
@@ -57,23 +61,41 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_files=not args.validate_only,
         )
     except ConfigError as error:
-        if launched.get("rank", 0) == 0:
-            print(error, file=sys.stderr)
-        else:
-            # A launcher kills all ranks when the first one ends: let it be the one that prints.
-            time.sleep(3)
-        return REFUSED
+        return refuse(str(error), args, launched)
     if args.validate_only:
         return show(loaded)
+    try:
+        args.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return refuse(f"--run-dir {args.run_dir}: {error.strerror}", args, launched)
     # torch and deepspeed cost seconds to import; a config is checked without them.
     import torch
 
+    # Compiled kernels belong to the environment they were compiled in: two of them that share
+    # torch's default folder would compile over each other.
+    if os.access(sys.prefix, os.W_OK):
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     if not torch.cuda.is_available():
         # DeepSpeed would find the CPU by itself, with a warning from every rank.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from megatron_lite.session import run
 
-    return run(loaded, args.run_dir, launched)
+    return run(loaded, args.run_dir, launched, launcher=launcher)
+
+
+def refuse(error: str, args: argparse.Namespace, launched: Mapping[str, int]) -> int:
+    """Tell why a run does not start, once for all ranks; returns the exit code."""
+    outcome = Outcome(args.run_dir, rank=launched.get("rank", 0))
+    if launched.get("rank", 0) > 0:
+        # Rank 0 tells first; a launcher kills all ranks when the first one ends.
+        time.sleep(3)
+        if args.validate_only or outcome.read().get("error") == error:
+            return REFUSED
+    elif not args.validate_only and args.config.is_file():
+        with suppress(OSError):  # told below in any case
+            outcome.write("refused", error=error)
+    print(error, file=sys.stderr, flush=True)
+    return REFUSED
 
 
 def show(loaded: LoadedConfig) -> int:
@@ -85,6 +107,11 @@ def show(loaded: LoadedConfig) -> int:
     for line in [*loaded.warnings, *map(str, missing_files(loaded.config))]:
         print(f"warning: {line}", file=sys.stderr)
     return DONE
+
+
+def launcher_is_parent(env: Mapping[str, str]) -> bool:
+    """True under torchrun and deepspeed: their death must end this process too."""
+    return "TORCHELASTIC_RUN_ID" in env or "CROSS_RANK" in env
 
 
 def launch_facts(env: Mapping[str, str]) -> dict[str, int]:

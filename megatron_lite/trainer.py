@@ -89,7 +89,8 @@ class Trainer:
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
         batches = [micro.to(self.device) for micro in islice(self.train_batches, count)]
-        self.engine.begin_step(count, diagnose=self._last_chance())
+        incurable = self._incurable_now()
+        self.engine.begin_step(count, diagnose=incurable and self._last_chance())
         losses, tokens = self._run(self.config.parallel.pipeline_schedule, batches)
         outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
         progress.advance(samples=batch, applied=outcome.applied)
@@ -100,22 +101,42 @@ class Trainer:
             progress.nan += not math.isfinite(loss)
         if logged:
             self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
-        self._stop_if_incurable(outcome)
+        self._stop_if_incurable(outcome, incurable)
 
     def _run(self, schedule: str, batches: list[MicroBatch]) -> tuple[list[Tensor], Tensor]:
         """Run a schedule; returns the loss sums (on the last stage) and all replicas' tokens."""
+        shape = self._hidden_shape(batches)
         program = self._program(schedule, len(batches))
         tokens = self._count_tokens(batches)
         weight = None
         if not program.schedule.forward_only:
             # DeepSpeed divides by the data-parallel size when it averages.
             weight = self.engine.loss_scale * self.groups.data.size / tokens.clamp(min=1)
-        length = batches[0].tokens.numel()
-        if self.config.parallel.sequence_parallel:
-            length //= self.groups.tensor.size
-        shape = (length, self.config.model.hidden_size)
         losses = self.executor.run(program, batches, hidden_shape=shape, loss_gradient=weight)
         return losses, tokens
+
+    def _hidden_shape(self, batches: list[MicroBatch]) -> tuple[int, int]:
+        """Shape of what stages exchange; ValueError where the stages could not run the batches."""
+        model, parallel = self.config.model, self.config.parallel
+        shapes = {tuple(batch.tokens.shape) for batch in batches}
+        if len(shapes) > 1:
+            raise ValueError(f"micro-batches that run together differ in shape: {sorted(shapes)}")
+        rows, length = shapes.pop()
+        learned = model.position_embedding_type == "learned_absolute"
+        if learned and length > model.max_position_embeddings:
+            raise ValueError(
+                f"sequences of {length} tokens, but model.max_position_embeddings is "
+                f"{model.max_position_embeddings}"
+            )
+        if not parallel.sequence_parallel:
+            return rows * length, model.hidden_size
+        tokens, rest = divmod(rows * length, self.groups.tensor.size)
+        if rest:
+            raise ValueError(
+                f"micro-batches of {rows} x {length} tokens can't be cut over "
+                f"{self.groups.tensor.size} tensor-parallel ranks, as sequence_parallel asks"
+            )
+        return tokens, model.hidden_size
 
     def _count_tokens(self, batches: list[MicroBatch]) -> Tensor:
         """Unmasked tokens of all replicas; every rank reads the masks, so none has to ask."""
@@ -182,13 +203,12 @@ class Trainer:
         step = self.progress.iteration
         if self.save_to is None or self._saved_at == step:
             return
-        grid = self.groups.grid
         snapshot = Snapshot(
             fragments=self.engine.fragments(),
             rng=self.streams.states(),
             progress=asdict(self.progress),
             scalars=self.engine.scalars(),
-            layout={"tp": grid.tp_size, "dp": grid.dp_size, "pp": grid.pp_size},
+            layout=self.groups.grid.sizes,
             config=dict(self.resolved),
         )
         started = self.timer.totals["save"]
@@ -208,19 +228,22 @@ class Trainer:
         precision = self.config.precision
         return precision.dtype == "fp16" and precision.loss_scale == "dynamic"
 
-    def _last_chance(self) -> bool:
-        """True where a skip of the coming step ends the run, so that its cause is looked for."""
-        precision = self.config.precision
-        at_floor = not self._adapts or self.engine.loss_scale <= precision.min_loss_scale
-        return at_floor and self._incurable + 1 >= precision.max_consecutive_nonfinite_steps
+    def _incurable_now(self) -> bool:
+        """True where a skip of the coming step is none that a lower loss scale can cure."""
+        return not self._adapts or self.engine.loss_scale <= self.config.precision.min_loss_scale
 
-    def _stop_if_incurable(self, outcome: StepOutcome) -> None:
+    def _last_chance(self) -> bool:
+        """True where one more such skip ends the run, so that its cause is looked for."""
+        return self._incurable + 1 >= self.config.precision.max_consecutive_nonfinite_steps
+
+    def _stop_if_incurable(self, outcome: StepOutcome, incurable: bool) -> None:
         """Count skipped steps that a lower loss scale can't cure; end the run after too many."""
-        precision = self.config.precision
-        last_chance = self._last_chance()
-        curable = self._adapts and outcome.loss_scale > precision.min_loss_scale
-        self._incurable = 0 if outcome.applied or curable else self._incurable + 1
-        if not (last_chance and self._incurable >= precision.max_consecutive_nonfinite_steps):
+        if outcome.applied or not incurable:
+            self._incurable = 0
+            return
+        ends = self._last_chance()
+        self._incurable += 1
+        if not ends:
             return
         found = gather_texts(self.engine.nonfinite_parameter())
         where = "; ".join(

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -36,7 +36,7 @@ def load_fragments(folder: Path, manifest: Manifest, fragments: Iterable[Fragmen
 
         def opened(name: str) -> Any:
             if name not in files:
-                files[name] = stack.enter_context(safe_open(folder / name, framework="pt"))
+                files[name] = stack.enter_context(_open(folder / name))
             return files[name]
 
         for fragment in fragments:
@@ -44,6 +44,13 @@ def load_fragments(folder: Path, manifest: Manifest, fragments: Iterable[Fragmen
                 for state in STATES:
                     boxes = stored.get((piece.tensor, state), [])
                     _fill(fragment.view(state, piece), piece, boxes, opened)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: can't be read ({error})") from error
 
 
 def _fill(target: Tensor, piece: Piece, boxes: Iterable[StoredBox], opened: Any) -> None:
@@ -77,5 +84,9 @@ def _check_tensors(manifest: Manifest, fragments: Iterable[Fragment]) -> None:
 
 def load_rng(folder: Path, rank: int) -> Mapping[str, Tensor]:
     """The random streams that `rank` saved; they mean something on the same layout only."""
-    streams: Mapping[str, Tensor] = load_file(folder / f"rng_{rank:05d}.safetensors")
+    path = folder / f"rng_{rank:05d}.safetensors"
+    try:
+        streams: Mapping[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: can't be read ({error})") from error
     return streams

@@ -7,13 +7,14 @@ the manifest and commits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 import xxhash
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,8 +22,10 @@ from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fragment import STATES, Fragment
 from megatron_lite.checkpoint.manifest import Manifest, StoredBox, StoredFile
+from megatron_lite.mpu.reductions import together
 
 _READ_BYTES = 1 << 24
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,11 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank wrote, or why it could not."""
+    """What one rank wrote."""
 
     boxes: list[StoredBox]
     shapes: dict[str, tuple[int, ...]]
     files: dict[str, StoredFile]
-    error: str | None = None
 
 
 def save(root: Path, step: int, snapshot: Snapshot, *, keep_last: int | None = None) -> Path:
@@ -54,17 +56,25 @@ def save(root: Path, step: int, snapshot: Snapshot, *, keep_last: int | None = N
     """
     rank = dist.get_rank()
     folder = root / f".global_step{step}.tmp"
-    _together(lambda: store.begin(root, step) if rank == 0 else None)
-    part = _write_part(folder, snapshot, rank)
+    with together(CheckpointError):
+        if rank == 0:
+            _told(root, lambda: store.begin(root, step))
+    with together(CheckpointError):
+        part = _told(root, lambda: _write_part(folder, snapshot, rank))
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, part)
-    errors = [f"rank {r}: {p.error}" for r, p in enumerate(parts) if p.error]
-    if errors:
-        raise CheckpointError(f"saving {store.step_folder(root, step)} failed: {'; '.join(errors)}")
-    _together(
-        lambda: _commit(folder, root, step, snapshot, parts, keep_last) if rank == 0 else None
-    )
+    with together(CheckpointError):
+        if rank == 0:
+            _told(root, lambda: _commit(folder, root, step, snapshot, parts, keep_last))
     return store.step_folder(root, step)
+
+
+def _told(root: Path, work: Callable[[], T]) -> T:
+    """Run and turn a failure to write into a CheckpointError that names the folder."""
+    try:
+        return work()
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"saving to {root} failed: {error}") from error
 
 
 def _write_part(folder: Path, snapshot: Snapshot, rank: int) -> _Part:
@@ -72,21 +82,18 @@ def _write_part(folder: Path, snapshot: Snapshot, rank: int) -> _Part:
     tensors: dict[str, Tensor] = {}
     boxes: list[StoredBox] = []
     shapes: dict[str, tuple[int, ...]] = {}
-    try:
-        for fragment in snapshot.fragments:
-            if not fragment.placement.counted:
-                continue  # another rank writes this copy
-            for piece in fragment.pieces:
-                shapes[piece.tensor] = piece.shape
-                for state in STATES:
-                    key = f"{piece.tensor}|{state}|{','.join(map(str, piece.box.offset))}"
-                    tensors[key] = fragment.view(state, piece).cpu()
-                    boxes.append(StoredBox(piece.tensor, state, piece.box, shard, key))
-        save_file(tensors, folder / shard)
-        save_file(dict(snapshot.rng), folder / rng)
-        files = {name: file_facts(folder / name) for name in (shard, rng)}
-    except Exception as error:  # any failure here has to reach the other ranks
-        return _Part([], {}, {}, f"{type(error).__name__}: {error}")
+    for fragment in snapshot.fragments:
+        if not fragment.placement.counted:
+            continue  # another rank writes this copy
+        for piece in fragment.pieces:
+            shapes[piece.tensor] = piece.shape
+            for state in STATES:
+                key = f"{piece.tensor}|{state}|{','.join(map(str, piece.box.offset))}"
+                tensors[key] = fragment.view(state, piece).cpu()
+                boxes.append(StoredBox(piece.tensor, state, piece.box, shard, key))
+    save_file(tensors, folder / shard)
+    save_file(dict(snapshot.rng), folder / rng)
+    files = {name: file_facts(folder / name) for name in (shard, rng)}
     return _Part(boxes, shapes, files)
 
 
@@ -119,16 +126,3 @@ def file_facts(path: Path) -> StoredFile:
         while block := file.read(_READ_BYTES):
             digest.update(block)
     return StoredFile(path.stat().st_size, digest.hexdigest())
-
-
-def _together(work: Any) -> None:
-    """Run on this rank, then learn whether it failed anywhere, so that no rank waits for ever."""
-    error = None
-    try:
-        work()
-    except OSError as failure:
-        error = str(failure)
-    errors: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
-    if any(errors):
-        raise CheckpointError("; ".join(e for e in errors if e))

@@ -14,7 +14,7 @@ from typing import Protocol
 from megatron_lite.config.blend import parse_blend
 from megatron_lite.config.split import parse_split
 from megatron_lite.data.blended import BlendedDataset
-from megatron_lite.data.errors import DataError
+from megatron_lite.data.errors import DataError, TooSmallError
 from megatron_lite.data.gpt_dataset import GPTDataset
 from megatron_lite.data.indexed_dataset import IndexedDataset
 
@@ -67,45 +67,57 @@ def build_datasets(
 ) -> Datasets:
     """Build the parts from data_path and split, or from the three paths of their own.
 
-    `required` names the parts that the run will read: such a part without enough tokens (in any of
-    its sources with a weight) is a DataError that names it; another one becomes None. With
-    vocab_size, reading a token id outside the vocabulary is a DataError.
+    `required` names the parts that the run will read, beside train: one without a path, or with a
+    source that has a weight but too few tokens for a sample, is a DataError that names it. A part
+    that isn't required is None then. Unusable files are a DataError in any case. With vocab_size,
+    reading a token id outside the vocabulary is a DataError.
     """
+    needed = {"train", *required}
     opened: dict[str, IndexedDataset] = {}
 
+    def source(name: str, prefix: str) -> GPTDataset:
+        if prefix not in opened:
+            opened[prefix] = IndexedDataset(prefix)
+        indexed = opened[prefix]
+        documents = (0, indexed.num_documents)
+        if data.data_path is not None:
+            documents = document_ranges(data.split, indexed.num_documents)[PARTS.index(name)]
+        return GPTDataset(
+            indexed,
+            seq_length=seq_length,
+            seed=seed,
+            document_range=documents,
+            vocab_size=vocab_size,
+        )
+
     def part(name: str) -> GPTDataset | BlendedDataset | None:
-        own = getattr(data, f"{name}_data_path")
-        path = data.data_path if data.data_path is not None else own
         try:
-            if path is None:
-                raise DataError(f"no data.data_path and no data.{name}_data_path")
-            blend = [(weight, prefix) for weight, prefix in parse_blend(path) if weight > 0]
-            sources = []
-            for _, prefix in blend:
-                indexed = opened.setdefault(prefix, IndexedDataset(prefix))
-                documents = (0, indexed.num_documents)
-                if data.data_path is not None:
-                    documents = document_ranges(data.split, indexed.num_documents)[
-                        PARTS.index(name)
-                    ]
-                sources.append(
-                    GPTDataset(
-                        indexed,
-                        seq_length=seq_length,
-                        seed=seed,
-                        document_range=documents,
-                        vocab_size=vocab_size,
-                    )
-                )
+            blend = _blend(data, name)
+            sources = [source(name, prefix) for _, prefix in blend]
+        except TooSmallError as error:
+            if name in needed:
+                raise DataError(f"{name} part: {error}") from error
+            return None
         except DataError as error:
-            if name not in required:
-                return None
             raise DataError(f"{name} part: {error}") from error
-        if len(sources) == 1:
-            return sources[0]
+        if len(sources) < 2:
+            return sources[0] if sources else None
         return BlendedDataset(sources, [weight for weight, _ in blend])
 
-    train = part("train")
-    if train is None:
-        raise ValueError('required must hold "train"')
-    return Datasets(train, part("valid"), part("test"))
+    parts = {name: part(name) for name in PARTS}
+    for name in sorted(needed):
+        if parts[name] is None:
+            raise DataError(f"{name} part: no data.data_path and no data.{name}_data_path")
+    train = parts["train"]
+    assert train is not None
+    return Datasets(train, parts["valid"], parts["test"])
+
+
+def _blend(data: DataSection, name: str) -> list[tuple[float, str]]:
+    """Return (weight, prefix) of a part's sources with a weight; none when it has no path."""
+    path = data.data_path
+    if path is None:
+        path = getattr(data, f"{name}_data_path")
+    if path is None:
+        return []
+    return [(weight, prefix) for weight, prefix in parse_blend(path) if weight > 0]

@@ -8,5 +8,9 @@ class DataError(Exception):
     """Input data, a data file or a data setting is unusable; the message says what to do."""
 
 
+class TooSmallError(DataError):
+    """A corpus, or its part, holds too few tokens for one sample."""
+
+
 class WorkerDiedError(Exception):
     """A worker process ended without an answer; the message says which one and how."""

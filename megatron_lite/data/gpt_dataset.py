@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megatron_lite.data.errors import DataError
+from megatron_lite.data.errors import DataError, TooSmallError
 from megatron_lite.data.indexed_dataset import IndexedDataset
 from megatron_lite.data.token_stream import TokenStream
 
@@ -19,8 +19,8 @@ class GPTDataset:
 
     A pure function of (seed, the documents in document_range, k): independent of the length of the
     run, the data-parallel size, the micro-batch size and the number of workers. document_range is
-    (first, last), the last not included. With vocab_size a larger token id is a DataError, as is a
-    range with fewer than seq_length + 1 tokens.
+    (first, last), the last not included. With vocab_size a larger token id is a DataError; a
+    range with fewer than seq_length + 1 tokens is a TooSmallError, which is one too.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class GPTDataset:
             self.stream = TokenStream(
                 np.diff(self._starts), seq_length=seq_length, seed=seed, shuffle=shuffle
             )
-        except DataError as error:
-            raise DataError(f"{indexed.prefix}: {error}") from error
+        except TooSmallError as error:
+            raise TooSmallError(f"{indexed.prefix}: {error}") from error
 
     @property
     def samples_per_epoch(self) -> int:

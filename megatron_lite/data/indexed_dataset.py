@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -144,13 +145,13 @@ class IndexedDataset:
         """Number of tokens in the .bin file."""
         return len(self._tokens)
 
-    def __getitem__(self, index: int) -> npt.NDArray[np.generic]:
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
         """Return sequence `index` as a read-only view; negative numbers count from the end."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sequence {index} of {self.prefix}, which has {len(self)}")
         return self.get(index % len(self))
 
-    def get(self, index: int, offset: int = 0, length: int | None = None) -> npt.NDArray:
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
         """Return `length` tokens (null: the rest) of sequence `index` from `offset`, as a view."""
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index} of {self.prefix}, which has {len(self)}")
@@ -163,7 +164,7 @@ class IndexedDataset:
         start = int(self.sequence_pointers[index]) // self.dtype.itemsize
         return self._tokens[start + offset : start + stop]
 
-    def read(self, start: int, stop: int) -> npt.NDArray:
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return tokens [start, stop) of the whole file as a view, whatever the sequence cuts."""
         return self._tokens[start:stop]
 

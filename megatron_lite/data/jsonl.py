@@ -35,7 +35,7 @@ class Chunk:
     """Number of the first line, counted from 1."""
     lines: list[bytes]
     position: int
-    """Bytes of the file on disk that were read when the chunk was complete."""
+    """Bytes of the file on disk read so far; 0 for a named pipe."""
 
     def __str__(self) -> str:
         last = self.first_line + len(self.lines) - 1
@@ -56,7 +56,8 @@ def read_chunks(path: str | Path, *, chunk_bytes: int = 1 << 18) -> Iterator[Chu
             while lines := file.readlines(chunk_bytes):
                 if number == 1:
                     lines[0] = lines[0].removeprefix(_BOM)
-                yield Chunk(str(path), number, lines, raw.tell())
+                position = raw.tell() if raw.seekable() else 0
+                yield Chunk(str(path), number, lines, position)
                 number += len(lines)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(

@@ -45,14 +45,21 @@ class MicroBatch:
         return MicroBatch(*(t.pin_memory() for t in (self.tokens, self.labels, self.loss_mask)))
 
 
-class _BatchReader(Dataset[MicroBatch]):
-    """List of sample numbers → MicroBatch."""
+class _BatchReader(Dataset[MicroBatch | DataError]):
+    """List of sample numbers → MicroBatch, or the error that the data gave."""
 
     def __init__(self, source: SampleSource, masked_token: int | None) -> None:
         self._source = source
         self._masked_token = masked_token
 
-    def __getitem__(self, samples: Sequence[int]) -> MicroBatch:
+    def __getitem__(self, samples: Sequence[int]) -> MicroBatch | DataError:
+        try:
+            return self._read(samples)
+        except DataError as error:
+            # Raised in a worker it would arrive with that process's traceback as its text.
+            return error
+
+    def _read(self, samples: Sequence[int]) -> MicroBatch:
         rows = np.zeros((len(samples), self._source.seq_length + 1), dtype=np.int64)
         for row, sample in zip(rows, samples, strict=True):
             if sample >= 0:
@@ -100,4 +107,10 @@ def micro_batches(
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # else each loader draws from the global generator
     )
-    return iter(loader)
+    return map(_checked, iter(loader))
+
+
+def _checked(read: MicroBatch | DataError) -> MicroBatch:
+    if isinstance(read, DataError):
+        raise read
+    return read

@@ -139,7 +139,10 @@ def preprocess(options: PreprocessOptions) -> PreprocessReport:
         progress = stack.enter_context(Progress(sum(sizes), interval=options.log_interval))
         for result in results:
             if result.error is not None:
-                raise DataError(f"{result.error} (--skip-bad-lines and --skip-missing-keys exist)")
+                raise DataError(
+                    f"{result.error}; mend the line, or drop such lines with --skip-bad-lines or "
+                    f"--skip-missing-keys"
+                )
             for key, builder in builders.items():
                 _append(builder, result.fields[key])
             report.add(result)
@@ -152,9 +155,9 @@ def preprocess(options: PreprocessOptions) -> PreprocessReport:
 
 
 def _size(path: str) -> int:
-    if not Path(path).is_file():
+    if Path(path).is_dir() or not Path(path).exists():
         raise DataError(f"{path}: no such file")
-    return Path(path).stat().st_size
+    return Path(path).stat().st_size  # 0 for a named pipe
 
 
 def _chunks(options: PreprocessOptions) -> Iterator[Chunk]:

@@ -9,7 +9,7 @@ import sys
 import time
 from types import TracebackType
 
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 
 class Progress:

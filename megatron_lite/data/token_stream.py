@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megatron_lite.data.errors import DataError
+from megatron_lite.data.errors import TooSmallError
 from megatron_lite.data.permutation import KeyedPermutation
 
 _CACHED_EPOCHS = 2  # a window touches at most two epochs
@@ -35,7 +35,7 @@ class TokenStream:
     their epoch, but the one window that carries the previous tail comes first. Then, after any
     number of samples, how often two tokens have served as input differs by at most one.
 
-    document_lengths: integers [documents], tokens each. DataError when one epoch has fewer than
+    document_lengths: integers [documents], tokens each. TooSmallError when one epoch has fewer than
     seq_length + 1 tokens. Memory: 16 bytes a document for each of the last two epochs.
     """
 
@@ -53,7 +53,7 @@ class TokenStream:
         self.shuffle = shuffle
         self.num_tokens = int(self._lengths.sum())
         if self.num_tokens < seq_length + 1:
-            raise DataError(
+            raise TooSmallError(
                 f"too small: {self.num_tokens} tokens in {len(self._lengths)} documents, but one "
                 f"sample of seq_length {seq_length} needs {seq_length + 1}; give more data or a "
                 f"smaller seq_length"

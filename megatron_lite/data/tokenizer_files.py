@@ -60,13 +60,18 @@ class SentencePieceTokenizer(Tokenizer):
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of the text alone."""
         if self._mark_bytes and _BLANK_MARK in text:
-            first, *others = (self._processor.encode(part) for part in text.split(_BLANK_MARK))
+            first, *others = (self._encode(part) for part in text.split(_BLANK_MARK))
             return first + [token for other in others for token in (*self._mark_bytes, *other)]
-        return self._processor.encode(text, add_bos=False, add_eos=False)
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        tokens: list[int] = self._processor.encode(text, add_bos=False, add_eos=False)
+        return tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text; begin, end and pad leave no trace."""
-        return self._processor.decode([int(token) for token in tokens])
+        text: str = self._processor.decode([int(token) for token in tokens])
+        return text
 
 
 class _RustTokenizer(Tokenizer):

@@ -1,4 +1,4 @@
-"""Adam's state in the types of the two optimizers that are used: torch's and DeepSpeed's CPU one."""
+"""Adam's state, in the types of the two optimizers that are used: torch's and DeepSpeed's."""
 
 from __future__ import annotations
 

@@ -5,16 +5,20 @@ The one file that imports deepspeed.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import nn
+from torch.utils.cpp_extension import _get_build_directory
 
 from megatron_lite.mpu.groups import DeepSpeedMpu
 
@@ -50,9 +54,31 @@ def build_optimizer(
     groups: list[dict[str, Any]], config: Mapping[str, Any], adam: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
     """AdamW: DeepSpeed's CPU kernel for offloaded states, torch's fused one otherwise."""
-    if "offload_optimizer" in config["zero_optimization"]:
+    offloaded = "offload_optimizer" in config["zero_optimization"]
+    compile_kernels(cpu_adam=offloaded)
+    if offloaded:
         return DeepSpeedCPUAdam(groups, adamw_mode=True, **adam)
     return torch.optim.AdamW(groups, fused=True, **adam)
+
+
+def compile_kernels(*, cpu_adam: bool = True) -> None:
+    """Compile, once a machine and environment, what DeepSpeed compiles at first use: a minute.
+
+    torch guards a build with a file that stays behind where the building process was killed; all
+    later ones would then wait for ever. Here the lock is the kernel's, which ends with its holder,
+    so a file that is found while holding it is a dead process's.
+    """
+    accelerator = get_accelerator()
+    for name in ("ShareMemCommBuilder", *(["CPUAdamBuilder"] if cpu_adam else [])):
+        builder = accelerator.create_op_builder(name)
+        if builder is None:
+            continue  # an accelerator that has no use for this kernel
+        folder = Path(_get_build_directory(builder.name, verbose=False))
+        with (folder.parent / f"{builder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / "lock").unlink(missing_ok=True)
+            with redirect_stdout(StringIO()):
+                builder.load()
 
 
 def scaler_state(optimizer: Any) -> dict[str, Any]:

@@ -5,13 +5,13 @@ It ends where ZeRO begins: what it returns is ready to be averaged over data-par
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from megatron_lite.layers.context import placement_of
+from megatron_lite.layers.context import has_partial_grad, placement_of
 from megatron_lite.mpu.groups import Group
 from megatron_lite.mpu.mappings import all_reduce
 
@@ -36,7 +36,7 @@ class GradientAccumulator:
         self.parameters = list(parameters)
         self.fp32 = fp32
         self._tensor_group = tensor_group
-        self._partial = [i for i, p in enumerate(self.parameters) if p.partial_grad]
+        self._partial = [i for i, p in enumerate(self.parameters) if has_partial_grad(p)]
         self._shared = [i for i, p in enumerate(self.parameters) if any(p is s for s in shared)]
         self._shared_group = shared_group or Group()
         self._buffers: dict[int, Tensor] = {}
@@ -52,7 +52,7 @@ class GradientAccumulator:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
         def add(parameter: Tensor) -> None:
             if not self._buffering or parameter.grad is None:
                 return

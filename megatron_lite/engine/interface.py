@@ -26,7 +26,9 @@ class StepOutcome:
 class Engine(Protocol):
     """Forward, backward and optimizer step of one rank."""
 
-    loss_scale: float
+    @property
+    def loss_scale(self) -> float:
+        """Factor on losses before the backward; 1 unless fp16."""
 
     def begin_step(self, num_microbatches: int, *, diagnose: bool = False) -> None:
         """Forget gradients of an earlier step; with `diagnose` look for non-finite ones."""

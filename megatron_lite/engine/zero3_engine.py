@@ -7,7 +7,7 @@ ZeRO-3's check of the order of modules spans the whole world, and pipeline stage
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from megatron_lite.engine.deepspeed_setup import (
 )
 from megatron_lite.engine.interface import StepOutcome
 from megatron_lite.engine.param_groups import param_groups, unique
-from megatron_lite.layers.context import placement_of
+from megatron_lite.layers.context import has_partial_grad, placement_of
 from megatron_lite.mpu.groups import DeepSpeedMpu, Group, ProcessGroups
 from megatron_lite.mpu.mappings import all_reduce
 
@@ -42,10 +42,11 @@ class Zero3Engine:
     ) -> None:
         self._model = model
         self._data_rank = groups.data.rank
-        self._parameters = unique(model.parameters())
+        # Any: DeepSpeed gives parameters attributes that torch doesn't know.
+        self._parameters = cast(list[Any], unique(model.parameters()))
         for parameter in self._parameters:
             parameter.model_parallel = placement_of(parameter).counted
-            if parameter.partial_grad:
+            if has_partial_grad(parameter):
                 parameter.register_hook(_summing(groups.tensor))
         optimizer = build_optimizer(
             param_groups(self._parameters, weight_decay=weight_decay), deepspeed_config, adam
@@ -148,7 +149,7 @@ class Zero3Engine:
         self._engine.destroy()
 
 
-def _summing(group: Group):  # type: ignore[no-untyped-def]
+def _summing(group: Group) -> Callable[[Tensor], Tensor]:
     """A gradient hook that adds the summands of the tensor-parallel ranks."""
 
     def hook(grad: Tensor) -> Tensor:

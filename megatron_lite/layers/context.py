@@ -66,6 +66,11 @@ def placement_of(parameter: Tensor) -> Placement:
     return placement
 
 
+def has_partial_grad(parameter: Tensor) -> bool:
+    """True where tensor-parallel ranks hold copies but compute summands of the gradient."""
+    return bool(parameter.partial_grad)  # type: ignore[attr-defined]
+
+
 def draw(name: str, shape: tuple[int, ...], box: Box, *, init: Init, seed: int) -> Tensor:
     """Values of `box` of a logical tensor, float32 on the CPU, the same whoever draws which box."""
     if init.std == 0.0:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from megatron_lite.layers.context import Init, LayerContext
+from megatron_lite.layers.kernels import norm_function
 from megatron_lite.sharding.placement import replicated
 
 
@@ -28,7 +28,7 @@ class Norm(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.epsilon = (width,), epsilon
-        self.kind = kind
+        self.function = norm_function(kind, context.device)
         rank = context.group.rank
         weight = replicated(f"{name}.weight", self.shape, rank=rank)
         self.weight = context.parameter(weight, Init(mean=1.0), partial_grad=partial_grad)
@@ -38,6 +38,4 @@ class Norm(nn.Module):
             self.bias = context.parameter(bias, Init(), partial_grad=partial_grad)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "RMSNorm":
-            return F.rms_norm(x, self.shape, self.weight, self.epsilon)
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.epsilon)
+        return self.function(x, self.shape, self.weight, self.bias, self.epsilon)

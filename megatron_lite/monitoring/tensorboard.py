@@ -134,7 +134,7 @@ def _existing_points(directory: Path) -> dict[str, list[Point]]:
     """All scalars that earlier starts of this run left, by tag."""
     if not any(directory.glob("events.out.tfevents.*")):
         return {}
-    from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]
+    from tensorboard.backend.event_processing import (
         event_accumulator,
     )
 

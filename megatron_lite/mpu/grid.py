@@ -38,6 +38,11 @@ class Grid:
         return self.tp_size * self.dp_size * self.pp_size
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis: what a checkpoint remembers of its layout."""
+        return {axis: self.size(axis) for axis in AXES}
+
+    @property
     def coordinates(self) -> dict[str, int]:
         """This rank's index on each axis."""
         left, found = self.rank, {}

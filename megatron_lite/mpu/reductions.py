@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,3 +50,24 @@ def gather_texts(text: str | None) -> dict[int, str]:
     texts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(texts, text)
     return {rank: said for rank, said in enumerate(texts) if said}
+
+
+@contextmanager
+def together(*kinds: type[Exception]) -> Iterator[None]:
+    """Run a block that holds no collective call on all ranks, and leave it on all or on none.
+
+    An error of one of the `kinds` on any rank is raised on every rank, with the texts of all ranks
+    that had one, so that none goes on and waits for ever.
+    """
+    own: Exception | None = None
+    try:
+        yield
+    except kinds as error:
+        own = error
+    said = gather_texts(None if own is None else str(own) or type(own).__name__)
+    if not said:
+        return
+    texts = set(said.values())
+    if own is not None and len(texts) == 1:
+        raise own
+    raise kinds[0]("; ".join(f"rank {rank}: {text}" for rank, text in said.items()))

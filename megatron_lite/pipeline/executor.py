@@ -121,6 +121,7 @@ class _Run:
 
     def do(self, step: Step) -> None:
         self.mailbox.expect(step.expect)
+        value: Tensor | None
         if step.receive is not None:
             value = self.mailbox.take(step.receive)
         else:

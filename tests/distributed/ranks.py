@@ -22,7 +22,12 @@ import torch
 import torch.distributed as dist
 
 GROUP_TIMEOUT = timedelta(seconds=20)
-PRELOAD = ["megatron_lite.session", "tests.distributed.ranks", "tests.distributed.runs"]
+PRELOAD = [
+    "tests.distributed.preload",
+    "megatron_lite.session",
+    "tests.distributed.ranks",
+    "tests.distributed.runs",
+]
 
 
 class RankFailed(AssertionError):
@@ -38,6 +43,7 @@ def on_ranks(
     case; no process is left.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)

@@ -36,7 +36,12 @@ def test_b10_counts() -> None:
 
 
 def test_b10_weights_are_relative() -> None:
-    for one, other in ([[1, 3], [0.25, 0.75]], [[0.1, 0.3], [1, 3]], [[5, 3, 2], [0.5, 0.3, 0.2]]):
+    pairs: list[tuple[list[float], list[float]]] = [
+        ([1, 3], [0.25, 0.75]),
+        ([0.1, 0.3], [1, 3]),
+        ([5, 3, 2], [0.5, 0.3, 0.2]),
+    ]
+    for one, other in pairs:
         a, b = Blend(one), Blend(other)
         assert [a.locate(k) for k in range(400)] == [b.locate(k) for k in range(400)]
     assert _counts([1, 3], 100) == [25, 75]

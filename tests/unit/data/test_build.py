@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def test_b11_split(split: str, documents: int, sizes: tuple[int, ...]) -> None:
     ranges = document_ranges(split, documents)
     assert tuple(last - first for first, last in ranges) == sizes
     assert ranges[0][0] == 0 and ranges[2][1] == documents
-    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
 
 
 @pytest.mark.parametrize("split", ["-1,1,0", "90,abc5,5", "0,0,0", "nan,1,1", "1,1,1,1"])
@@ -104,6 +105,22 @@ def test_a_blend_leaves_out_zero_weights(write_documents: WriteDocuments) -> Non
 def test_a_missing_file_is_named_with_its_part() -> None:
     with pytest.raises(DataError, match=r"train part: /nowhere/x.idx: no such file"):
         build_datasets(Section("/nowhere/x"), seq_length=8, seed=0)
+
+
+def test_a_broken_file_is_told_even_if_its_part_is_not_required(
+    write_documents: WriteDocuments,
+) -> None:
+    train = write_documents([range(0, 30)], name="a").prefix
+    with pytest.raises(DataError, match=r"valid part: /nowhere/x.idx: no such file"):
+        build_datasets(
+            Section(train_data_path=train, valid_data_path="/nowhere/x"), seq_length=8, seed=0
+        )
+
+
+def test_train_is_always_required(write_documents: WriteDocuments) -> None:
+    prefix = write_documents([range(5)]).prefix
+    with pytest.raises(DataError, match=r"train part: .*too small: 5 tokens"):
+        build_datasets(Section(prefix, split="1"), seq_length=8, seed=0, required=())
 
 
 def test_the_vocabulary_reaches_the_datasets(write_documents: WriteDocuments) -> None:

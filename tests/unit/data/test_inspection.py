@@ -18,7 +18,7 @@ WriteDocuments = Callable[..., IndexedDataset]
 
 
 def test_a_description_has_the_facts(write_documents: WriteDocuments) -> None:
-    prefix = write_documents([b"hello", b"x" * 100], dtype=np.uint16).prefix
+    prefix = write_documents([list(b"hello"), [120] * 100], dtype=np.uint16).prefix
     text = "\n".join(describe(prefix, show=5, tokenizer=ByteTokenizer()))
     assert "MMIDIDX version 1, uint16" in text
     assert "tokens       105 (210 bytes)" in text

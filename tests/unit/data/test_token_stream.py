@@ -97,7 +97,7 @@ def test_b08_the_sixteenth_of_1024_tokens_enters_epoch_2() -> None:
 
 
 def test_b08_64_tokens_are_too_small() -> None:
-    with pytest.raises(DataError, match="64 tokens in 1 documents.* needs 65"):
+    with pytest.raises(DataError, match=r"64 tokens in 1 documents.* needs 65"):
         TokenStream(np.array([64]), seq_length=64, seed=0)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -96,13 +97,23 @@ def test_train_tokenizer_is_quiet(tmp_path: Path) -> None:
             "/nowhere/x: can't be read",
         ),
         (
-            ("preprocess_data", "--input", "/nowhere/x", "--output-prefix", "y")
-            + ("--tokenizer-type", "ByteTokenizer"),
+            (
+                *["preprocess_data", "--input", "/nowhere/x", "--output-prefix", "y"],
+                "--tokenizer-type",
+                "ByteTokenizer",
+            ),
             "/nowhere/x: no such file",
         ),
         (
-            ("preprocess_data", "--input", "README", "--output-prefix", "y")
-            + ("--tokenizer-type", "Unknown"),
+            [
+                "preprocess_data",
+                "--input",
+                "x",
+                "--output-prefix",
+                "y",
+                "--tokenizer-type",
+                "Unknown",
+            ],
             "invalid choice",
         ),
     ],
@@ -126,14 +137,14 @@ def test_b04_a_bad_line_ends_with_code_2(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_b07_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
-    source = tmp_path / "endless.jsonl"
-    os.mkfifo(source)  # the run can't end before the signal: the writer keeps the pipe open
+def _start_long_run(folder: Path) -> subprocess.Popen[str]:
+    """Start a run of several seconds with two workers and wait until it has written something."""
+    source = folder / "long.jsonl"
+    source.write_text(('{"text": "' + "1 2 3 " * 200 + '"}\n') * 12_000)
     process = subprocess.Popen(
         _command(
-            *("preprocess_data", "--input", source, "--output-prefix", tmp_path / "out/c"),
-            *("--tokenizer-type", "ByteTokenizer", "--workers", 2),
+            *("preprocess_data", "--input", source, "--output-prefix", folder / "out/c"),
+            *("--tokenizer-type", "NullTokenizer", "--vocab-size", 9, "--workers", 2),
         ),
         cwd=REPOSITORY,
         env=_environment(),
@@ -142,11 +153,14 @@ def test_b07_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int, code
         text=True,
         start_new_session=True,
     )
-    with process, source.open("wb") as pipe:
-        pipe.write(b'{"text": "hello"}\n' * 40_000)
-        pipe.flush()
-        partial = tmp_path / "out/c_text_document.bin.partial"
-        _wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
+    partial = folder / "out/c_text_document.bin.partial"
+    _wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_b07_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+    with _start_long_run(tmp_path) as process:
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2
         os.killpg(process.pid, number)  # as Ctrl-C does: parent and workers
@@ -158,27 +172,24 @@ def test_b07_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int, code
 
 
 def test_b07_workers_go_with_a_killed_parent(tmp_path: Path) -> None:
-    source = tmp_path / "endless.jsonl"
-    os.mkfifo(source)
-    process = subprocess.Popen(
-        _command(
-            *("preprocess_data", "--input", source, "--output-prefix", tmp_path / "out/c"),
-            *("--tokenizer-type", "ByteTokenizer", "--workers", 2),
-        ),
-        cwd=REPOSITORY,
-        env=_environment(),
-    )
-    with process, source.open("wb"):
-        parent = psutil.Process(process.pid)
-        _wait_until(lambda: len(parent.children()) == 2)
-        children = parent.children()
+    with _start_long_run(tmp_path) as process:
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 2
         process.kill()
         process.wait(timeout=30)
-        _wait_until(lambda: not any(c.is_running() and c.status() != "zombie" for c in children))
+        _wait_until(lambda: not any(map(_alive, children)))
+    assert not list((tmp_path / "out").glob("*.idx"))
 
 
-def _wait_until(condition: object) -> None:
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.01)

@@ -1,0 +1,34 @@
+# Makes the virtual environment .venv and the compiled kernels, or re-uses them. To be sourced by the
+# other scripts, from the repository root; EXTRA=test adds what the tests need.
+
+PYTHON="${PYTHON:-python3}"
+
+say() { printf '== %s\n' "$*"; }
+
+fail() { printf 'error: %s\n' "$*" >&2; exit 2; }
+
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+  fail "Python 3.11 or newer is needed, and '$PYTHON' is not; set PYTHON=/path/to/python3.11"
+command -v g++ >/dev/null ||
+  fail "a C++ compiler (g++) is needed for DeepSpeed's CPU optimizer; on Debian: apt-get install g++"
+
+# The stamp is what was installed; a change of setup.py installs again.
+EXTRA="${EXTRA:-}"
+stamp=".venv/installed${EXTRA:+-$EXTRA}"
+if cmp -s setup.py "$stamp"; then
+  say "environment: re-using .venv"
+else
+  say "environment: installing into .venv (a few minutes the first time)"
+  [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
+  # torch first and by itself: deepspeed looks for it when it is installed.
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    "$(sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' setup.py)"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --editable ".${EXTRA:+[$EXTRA]}"
+  cp setup.py "$stamp"
+fi
+export PATH="$PWD/.venv/bin:$PATH" TORCH_EXTENSIONS_DIR="$PWD/.venv/torch_extensions"
+
+say "kernels: compiling DeepSpeed's CPU Adam unless it is there"
+python -c 'from megatron_lite.engine.deepspeed_setup import compile_kernels; compile_kernels()' ||
+  fail "DeepSpeed's CPU Adam did not compile; see the messages above"

@@ -1,0 +1,53 @@
+"""Outcome: RUN_DIR/status.json. Launchers lose exit codes, a file does not.
+
+Knows nothing of training and imports no torch. Written by train.py and session.py, read by whoever
+started the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FINAL = ("failed", "refused")
+"""States that a rank which fails later, mostly because of the first one, must not replace."""
+
+
+class Outcome:
+    """The status of a run as one rank sees and tells it."""
+
+    def __init__(self, run_dir: Path, *, rank: int) -> None:
+        self._run_dir, self._rank = run_dir, rank
+
+    def read(self) -> dict[str, Any]:
+        """The status as it stands; {} where there is none yet."""
+        try:
+            status: dict[str, Any] = json.loads((self._run_dir / "status.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return status
+
+    def write(self, state: str, **facts: Any) -> None:
+        """Replace the status; rank 0 speaks for all."""
+        if self._rank == 0:
+            self._replace({"state": state, **facts})
+
+    def end(self, state: str, error: str, *, rank: int | None = None) -> bool:
+        """Tell how the run ended, and because of which rank (None: this one).
+
+        False where another rank was faster; what it told stays.
+        """
+        rank = self._rank if rank is None else rank
+        before = self.read()
+        if before.get("state") in FINAL:
+            return before.get("rank") == rank
+        self._replace({"state": state, "rank": rank, "error": error})
+        return True
+
+    def _replace(self, status: Mapping[str, Any]) -> None:
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        new = self._run_dir / f".status-{self._rank}.json"
+        new.write_text(json.dumps(status, indent=2) + "\n")
+        new.replace(self._run_dir / "status.json")

@@ -1,0 +1,10 @@
+"""Imported once by the process that test ranks are forked from: everything slow to start.
+
+Beside imports that is DeepSpeed's look for its compiled kernels, which takes a second each.
+"""
+
+import megatron_lite.session  # noqa: F401
+import tests.distributed.runs  # noqa: F401
+from megatron_lite.engine.deepspeed_setup import compile_kernels
+
+compile_kernels()
