@@ -12,10 +12,10 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 2; }
 command -v g++ >/dev/null ||
   fail "a C++ compiler (g++) is needed for DeepSpeed's CPU optimizer; on Debian: apt-get install g++"
 
-# The stamp is what was installed; a change of setup.py installs again.
+# The stamp is the setup.py that was installed; a change of it installs again.
 EXTRA="${EXTRA:-}"
 stamp=".venv/installed${EXTRA:+-$EXTRA}"
-if cmp -s setup.py "$stamp"; then
+if cmp -s setup.py "$stamp" || { [ -z "$EXTRA" ] && cmp -s setup.py .venv/installed-test; }; then
   say "environment: re-using .venv"
 else
   say "environment: installing into .venv (a few minutes the first time)"
@@ -29,6 +29,12 @@ else
 fi
 export PATH="$PWD/.venv/bin:$PATH" TORCH_EXTENSIONS_DIR="$PWD/.venv/torch_extensions"
 
-say "kernels: compiling DeepSpeed's CPU Adam unless it is there"
-python -c 'from megatron_lite.engine.deepspeed_setup import compile_kernels; compile_kernels()' ||
-  fail "DeepSpeed's CPU Adam did not compile; see the messages above"
+say "kernels: compiling DeepSpeed's CPU Adam unless it is there (a few minutes the first time)"
+python - <<'EOP' || fail "DeepSpeed's CPU Adam did not compile; see the messages above"
+import os
+import torch
+if not torch.cuda.is_available():
+    os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would find that too, with a warning
+from megatron_lite.engine.deepspeed_setup import compile_kernels
+compile_kernels()
+EOP

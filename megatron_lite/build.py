@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
     streams.seed(config.training.seed, place.groups.grid)
     stage = build_stage(config, place, streams=streams, vocab_size=vocab_size)
     engine = build_engine(config, place, stage)
+    started = perf_counter()
     progress, loaded = restore(
         config,
         root=_in_run(place, config.checkpoint.load),
@@ -73,6 +75,7 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
         engine=engine,
         streams=streams,
     )
+    loading = perf_counter() - started
     report = Reporter(
         config,
         run_dir=place.run_dir,
@@ -89,6 +92,8 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
     report.say(describe_run(config, place, stage))
     report.say(describe_kernels(place.device))
     report.say(loaded)
+    if progress.iteration > 0:
+        report.checkpoint("load", progress, seconds=loading)
     return Trainer(
         config=config,
         resolved=resolved_dict(config),

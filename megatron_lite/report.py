@@ -43,6 +43,10 @@ from megatron_lite.mpu.reductions import largest
 from megatron_lite.progress import Progress
 
 
+def _print(line: str) -> None:
+    print(line, flush=True)  # a launcher's pipe would hold it back
+
+
 @dataclass(frozen=True)
 class Speed:
     """What turns seconds into tokens and FLOPs."""
@@ -77,7 +81,7 @@ class Reporter:
         speed: Speed,
         rank: int,
         device: torch.device,
-        echo: Callable[[str], None] = print,
+        echo: Callable[[str], None] = _print,
     ) -> None:
         self._config, self._speed, self._device = config, speed, device
         self._total = train_iters(config.training)

@@ -6,10 +6,13 @@ Called by build.py on every rank. The reading is checkpoint/'s, the states are t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
-from megatron_lite.checkpoint.load import load_fragments, load_rng
+from megatron_lite.checkpoint.load import check_tensors, load_fragments, load_rng, shapes_of
 from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.engine.interface import Engine
@@ -32,8 +35,12 @@ def restore(
     if folder is None or manifest is None:
         return Progress(), f" no checkpoint in {root}: starting from initial weights |"
     same_layout = manifest.layout == grid.sizes
+    fragments = list(engine.fragments())
+    everyones: list[Any] = [None] * grid.world_size
+    dist.all_gather_object(everyones, shapes_of(fragments))
+    check_tensors(manifest, {name: shape for held in everyones for name, shape in held.items()})
     with together(CheckpointError):
-        load_fragments(folder, manifest, engine.fragments())
+        load_fragments(folder, manifest, fragments)
         saved_streams = load_rng(folder, grid.rank) if same_layout else None
     engine.refresh()
     engine.load_scalars(manifest.scalars)

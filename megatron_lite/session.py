@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,14 +22,13 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import LoadedConfig, resolved_dict
 from megatron_lite.data.errors import DataError
-from megatron_lite.health.peers import Peers, when_orphaned
+from megatron_lite.ending import Ending
+from megatron_lite.health.peers import Peers
+from megatron_lite.health.watch import when_orphaned, when_signalled
 from megatron_lite.mpu.groups import ProcessGroups
+from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
 from megatron_lite.trainer import Trainer, TrainingStopped
-
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
-PATIENCE = 5.0
-"""Seconds in which all ranks have met an error of the input, if they meet it at all."""
 
 
 class Refused(Exception):
@@ -47,27 +44,21 @@ def run(
     """
     rank, local_rank = launched.get("rank", 0), launched.get("local_rank", 0)
     outcome = Outcome(run_dir, rank=rank)
+    ending = Ending(outcome, rank=rank)
+    when_signalled(ending.signalled)
     if launcher is not None:
-        when_orphaned(launcher, lambda: _abandon(outcome))
-    peers: Peers | None = None
+        when_orphaned(launcher, ending.orphaned)
     try:
         device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
-        peers = Peers(store, rank=rank, world_size=loaded.world_size)
+        ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
         return _train(loaded, run_dir, outcome, rank=rank, device=device)
     except Refused as error:
-        _tell_refusal(error, outcome, peers, rank=rank)
-        _leave(REFUSED)
+        ending.refused(error)
     except (TrainingStopped, CheckpointError) as error:
         # Both are agreed among the ranks before they are raised.
-        if rank == 0:
-            outcome.end("failed", str(error))
-            print(f"training stopped: {error}", file=sys.stderr, flush=True)
-        if peers is not None:
-            peers.leave(patience=PATIENCE)
-        _leave(FAILED)
+        ending.stopped(error)
     except BaseException as error:
-        _tell_failure(error, outcome, peers, rank=rank)
-        _leave(INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED)
+        ending.failed(error)
 
 
 def _train(
@@ -77,7 +68,7 @@ def _train(
         describe(loaded, run_dir)
     outcome.write("running")
     grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
-    groups = ProcessGroups.create(grid)
+    groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
     try:
         trainer = build_trainer(loaded.config, Place(groups, device, run_dir))
     except (DataError, CheckpointError) as error:
@@ -98,58 +89,6 @@ def _fit(trainer: Trainer) -> str:
         raise Refused(str(error)) from error
 
 
-def _tell_refusal(error: Refused, outcome: Outcome, peers: Peers | None, *, rank: int) -> None:
-    """Once for all ranks that met it: rank 0 tells, or the first of the others if it met none."""
-    teller = 0
-    if rank > 0 and peers is not None:
-        teller = min(peers.leave(patience=PATIENCE))
-    if rank == teller:
-        outcome.end("refused", str(error))
-        print(error, file=sys.stderr, flush=True)
-    if rank == 0 and peers is not None:
-        peers.leave(patience=PATIENCE)
-
-
-def _tell_failure(
-    error: BaseException, outcome: Outcome, peers: Peers | None, *, rank: int
-) -> None:
-    """Leave word of the rank that failed first: this one, or one that died without a word."""
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, SystemExit):
-        said = f"the process ended by itself, with exit code {error.code}, before training did"
-    lost: list[int] = []
-    if peers is not None and isinstance(error, RuntimeError):
-        time.sleep(0.5)  # a dying process's sockets close a moment before it ends
-        lost = [r for r in peers.gone() if r != rank]
-    if lost:
-        said = f"ended without a word: killed, or left early; rank {rank} noticed ({said})"
-        first = outcome.end("failed", said, rank=lost[0])
-    else:
-        first = outcome.end("failed", said)
-    if first and not lost:
-        print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        return
-    status = outcome.read()
-    cause = f"rank {status.get('rank')}: {status.get('error')}"
-    print(f"rank {rank} stops because of {cause}", file=sys.stderr, flush=True)
-
-
-def _abandon(outcome: Outcome) -> NoReturn:
-    outcome.end("failed", "the launcher is gone")
-    _leave(FAILED)
-
-
-def _leave(code: int) -> NoReturn:
-    """End this process at once.
-
-    Not by way of the interpreter's end: destructors of process groups can wait for ever for peers,
-    and loader workers would be joined (left alone they end by themselves).
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def open_distributed(
     loaded: LoadedConfig, *, rank: int, local_rank: int
 ) -> tuple[torch.device, Any]:
@@ -163,7 +102,9 @@ def open_distributed(
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    timeout = timedelta(minutes=loaded.config.parallel.distributed_timeout_minutes)
+    else:
+        keep_freed_memory()
+    timeout = _timeout(loaded)
     if loaded.world_size == 1:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
@@ -181,6 +122,10 @@ def open_distributed(
         timeout=timeout,
     )
     return device, dist.PrefixStore("peers", store)
+
+
+def _timeout(loaded: LoadedConfig) -> timedelta:
+    return timedelta(minutes=loaded.config.parallel.distributed_timeout_minutes)
 
 
 def describe(loaded: LoadedConfig, run_dir: Path) -> None:

@@ -69,7 +69,7 @@ class Trainer:
         total = train_iters(self.config.training)
         reason: Literal["done", "requeue"] = "done"
         while self.progress.iteration < total:
-            self._iteration(total)
+            self.iteration(total)
             if self._due(self.config.training.eval_interval) and "valid" in self.evaluations:
                 self.evaluate("valid")
             if self._due(self.config.checkpoint.save_interval):
@@ -84,7 +84,8 @@ class Trainer:
         self.report.summary(self.progress, self.timer, why[reason])
         return reason
 
-    def _iteration(self, total: int) -> None:
+    def iteration(self, total: int) -> None:
+        """Train on one global batch, the next of `total` updates; log it where a log is due."""
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 
+torch.set_num_threads(1)  # tests of several ranks share the cores
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every", action="store_true", help="run the whole matrix of layouts, not a covering part"

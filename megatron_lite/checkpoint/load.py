@@ -23,11 +23,8 @@ from megatron_lite.sharding.placement import Piece
 def load_fragments(folder: Path, manifest: Manifest, fragments: Iterable[Fragment]) -> None:
     """Fill the fragments' states from the checkpoint.
 
-    Raises CheckpointError, listing all, where logical tensors are missing or of another shape, and
-    where boxes don't cover a tensor.
+    Raises CheckpointError where boxes don't cover a tensor; see `check_tensors` for the rest.
     """
-    fragments = list(fragments)
-    _check_tensors(manifest, fragments)
     stored: dict[tuple[str, str], list[StoredBox]] = {}
     for box in manifest.boxes:
         stored.setdefault((box.tensor, box.state), []).append(box)
@@ -69,15 +66,25 @@ def _fill(target: Tensor, piece: Piece, boxes: Iterable[StoredBox], opened: Any)
         )
 
 
-def _check_tensors(manifest: Manifest, fragments: Iterable[Fragment]) -> None:
-    needed = {piece.tensor: piece.shape for f in fragments for piece in f.pieces}
-    faults = [
-        f"{name}: not in the checkpoint"
-        if name not in manifest.tensors
-        else f"{name}: shape {manifest.tensors[name]} in the checkpoint, {shape} in the model"
-        for name, shape in sorted(needed.items())
-        if manifest.tensors.get(name) != shape
-    ]
+def shapes_of(fragments: Iterable[Fragment]) -> dict[str, tuple[int, ...]]:
+    """The logical tensors that the fragments hold parts of, with their shapes."""
+    return {piece.tensor: piece.shape for f in fragments for piece in f.pieces}
+
+
+def check_tensors(manifest: Manifest, model: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare the checkpoint's logical tensors with those of the whole model.
+
+    Raises CheckpointError, listing all that are missing, superfluous or of another shape.
+    """
+    faults = []
+    for name in sorted({*manifest.tensors, *model}):
+        there, needed = manifest.tensors.get(name), model.get(name)
+        if there is None:
+            faults.append(f"{name}: not in the checkpoint")
+        elif needed is None:
+            faults.append(f"{name}: not in the model")
+        elif there != needed:
+            faults.append(f"{name}: shape {there} in the checkpoint, {needed} in the model")
     if faults:
         raise CheckpointError("the checkpoint does not fit the model:\n  " + "\n  ".join(faults))
 

@@ -35,7 +35,7 @@ def deepspeed_config(cfg: RunConfig, dp: int) -> dict[str, Any]:
         # Without check_grad_overflow a bf16 step with non-finite gradients would be taken; fp32
         # has no such switch, its step always looks at the norm.
         "bf16": {"enabled": cfg.precision.dtype == "bf16", "check_grad_overflow": True},
-        "zero_optimization": _zero(cfg.deepspeed.zero_optimization),
+        "zero_optimization": _zero(cfg.deepspeed.zero_optimization, dp),
         "aio": cfg.deepspeed.aio.model_dump(mode="json"),
         "wall_clock_breakdown": cfg.deepspeed.wall_clock_breakdown,
         "steps_per_print": NEVER,
@@ -61,9 +61,13 @@ def _fp16(precision: PrecisionConfig) -> dict[str, Any]:
     }
 
 
-def _zero(zero: ZeroOptimization) -> dict[str, Any]:
+def _zero(zero: ZeroOptimization, dp: int) -> dict[str, Any]:
     """DeepSpeed's block for ZeRO; offload to nowhere is told by leaving it out."""
     config = zero.model_dump(mode="json")
+    if dp == 1 and zero.stage < 3:
+        # One rank has nothing to reduce, but would still copy every gradient into a bucket and
+        # divide it by one. A gradient that is larger than the bucket is taken where it lies.
+        config |= {"reduce_scatter": False, "reduce_bucket_size": 1}
     # Clipping, the logged norm and the skipping of non-finite fp32 steps all read the norm.
     config["compute_grad_norm"] = True
     for offload in ("offload_optimizer", "offload_param"):

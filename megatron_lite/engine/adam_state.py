@@ -30,3 +30,20 @@ def set_step(optimizer: torch.optim.Optimizer, step: int) -> None:
 def steps_done(optimizer: torch.optim.Optimizer) -> int:
     """The number of updates that the states have seen."""
     return max(int(state["step"]) for state in optimizer.state.values())
+
+
+def forget_powers(optimizer: torch.optim.Optimizer) -> None:
+    """Let the coming update compute β₁ᵗ and β₂ᵗ from t alone; call it before every step.
+
+    DeepSpeed's CPU kernel multiplies up a running product instead. It is a little off the power,
+    and a resumed run, which starts with the power, would not repeat the unbroken run bit for bit. A
+    step that follows no earlier one, here on a dummy, makes the kernel start over. torch's Adam has
+    no such memory.
+    """
+    kernel, number = (getattr(optimizer, name, None) for name in ("ds_opt_adam", "opt_id"))
+    if kernel is None:
+        return
+    (beta1, beta2), eps = optimizer.defaults["betas"], optimizer.defaults["eps"]
+    dummies = [torch.zeros(1) for _ in range(4)]
+    jump = steps_done(optimizer) + 2
+    kernel.adam_update(number, jump, 0.0, beta1, beta2, eps, 0.0, True, *dummies)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from megatron_lite.checkpoint.fragment import Fragment
-from megatron_lite.engine.adam_state import first_state, set_step, steps_done
+from megatron_lite.engine.adam_state import first_state, forget_powers, set_step, steps_done
 from megatron_lite.engine.deepspeed_setup import (
     build_optimizer,
     initialize,
@@ -124,6 +124,7 @@ class ZeroEngine:
         handed = _HandOver.apply(ready, *self._held)
         del ready
         self._engine.backward(handed, scale_wrt_gas=False)
+        forget_powers(optimizer.optimizer)
         self._engine.step()
         return StepOutcome(
             applied=not optimizer.overflow,

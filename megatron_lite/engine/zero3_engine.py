@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from megatron_lite.checkpoint.fragment import Fragment
-from megatron_lite.engine.adam_state import first_state, set_step, steps_done
+from megatron_lite.engine.adam_state import first_state, forget_powers, set_step, steps_done
 from megatron_lite.engine.deepspeed_setup import (
     build_optimizer,
     initialize,
@@ -100,6 +100,7 @@ class Zero3Engine:
         optimizer = self._engine.optimizer
         for group in optimizer.param_groups:
             group["lr"] = lr
+        forget_powers(optimizer.optimizer)
         self._engine.step()
         return StepOutcome(
             applied=not optimizer.overflow,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,18 @@ POLL_SECONDS = 0.1
 
 
 class Peers:
-    """The ranks of a job, seen from one of them. `store` is a torch.distributed store."""
+    """The ranks of a job, seen from one of them. `store` is a torch.distributed store.
+
+    All ranks make theirs together: it waits for the process ids of the others.
+    """
 
     def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
-        store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()}")
+        host = socket.gethostname()
+        store.set(f"process/{rank}", f"{os.getpid()} {host}")
+        known = store.multi_get([f"process/{r}" for r in range(world_size)])
+        places = [place.decode().split(" ", 1) for place in known]
+        self._here = {r: int(pid) for r, (pid, at) in enumerate(places) if at == host}
 
     def leave(self, *, patience: float) -> list[int]:
         """Say that this rank leaves and wait for the others; returns the ranks that said so too.
@@ -32,7 +37,7 @@ class Peers:
         deadline = time.monotonic() + patience
         try:
             self._store.set(f"leaving/{self._rank}", "")
-            while len(leaving := self._with("leaving")) < self._world_size:
+            while len(leaving := self._leaving()) < self._world_size:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(POLL_SECONDS)
@@ -41,17 +46,12 @@ class Peers:
         return leaving
 
     def gone(self) -> list[int]:
-        """Ranks on this machine whose process has ended; [] where the store is gone."""
-        host = socket.gethostname()
-        try:
-            known = {rank: self._store.get(f"process/{rank}") for rank in self._with("process")}
-        except RuntimeError:
-            return []
-        places = {rank: place.decode().split(" ", 1) for rank, place in known.items()}
-        return [rank for rank, (pid, at) in places.items() if at == host and has_ended(int(pid))]
+        """The other ranks on this machine whose process has ended."""
+        others = {rank: pid for rank, pid in self._here.items() if rank != self._rank}
+        return [rank for rank, pid in others.items() if has_ended(pid)]
 
-    def _with(self, topic: str) -> list[int]:
-        return [r for r in range(self._world_size) if self._store.check([f"{topic}/{r}"])]
+    def _leaving(self) -> list[int]:
+        return [r for r in range(self._world_size) if self._store.check([f"leaving/{r}"])]
 
 
 def has_ended(pid: int) -> bool:
@@ -65,17 +65,3 @@ def has_ended(pid: int) -> bool:
         return False
     # The name in brackets may hold anything; the state follows it.
     return status.rpartition(")")[2].split()[0] == "Z"
-
-
-def when_orphaned(parent: int, act: Callable[[], None]) -> None:
-    """Call `act` from a thread of its own once `parent` is no longer this process's parent.
-
-    A launcher that is killed can't take its ranks with it, and they would go on without it.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        act()
-
-    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()

@@ -24,7 +24,17 @@ def rotary_tables(
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [b, s, heads, d] by its position along s; cos and sin are [s, r / 2], r ≤ d."""
-    return _Rotate.apply(x, cos.to(x.dtype)[:, None], sin.to(x.dtype)[:, None])
+    cos, sin = cos.to(x.dtype)[:, None], sin.to(x.dtype)[:, None]
+    if torch.compiler.is_compiling():
+        # The compiler fuses the plain formula, and its gradient, into one pass over x.
+        return _rotate_plainly(x, cos, sin)
+    return _Rotate.apply(x, cos, sin)
+
+
+def _rotate_plainly(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 class _Rotate(Function):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from megatron_lite.config.schema import ModelConfig, TrainingConfig
 from megatron_lite.layers.context import Init, LayerContext
-from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
+from megatron_lite.layers.cross_entropy import loss_kernels, vocab_parallel_cross_entropy
 from megatron_lite.layers.embedding import (
     WORD_EMBEDDINGS,
     ModelEmbedding,
@@ -64,7 +64,13 @@ class GPTStage(nn.Module):
         )
         if self.last:
             self.final_norm = block_norm(model, context, "final_norm")
-            self.head = OutputHead(model, context, vocab_size=vocab_size, embedded=self.first)
+            self.head = OutputHead(
+                model,
+                context,
+                vocab_size=vocab_size,
+                embedded=self.first,
+                compiled=training is not None and training.compile,
+            )
             if self.first and not model.untie_embeddings_and_output_weights:
                 self.head.table = self.embedding.word_embeddings
 
@@ -103,11 +109,18 @@ class OutputHead(nn.Module):
     """
 
     def __init__(
-        self, model: ModelConfig, context: LayerContext, *, vocab_size: int, embedded: bool
+        self,
+        model: ModelConfig,
+        context: LayerContext,
+        *,
+        vocab_size: int,
+        embedded: bool,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.group, self.sequence_parallel = context.group, context.sequence_parallel
         self.vocab_size = vocab_size
+        self.kernels = loss_kernels(compiled=compiled)
         self.tied = not model.untie_embeddings_and_output_weights
         self.table: VocabParallelEmbedding | None = None
         if not (self.tied and embedded):
@@ -139,6 +152,7 @@ class OutputHead(nn.Module):
             loss_mask.reshape(-1),
             vocab_size=self.vocab_size,
             group=self.group,
+            kernels=self.kernels,
         )
 
 

@@ -84,7 +84,8 @@ class PipelineExecutor:
         hidden_shape: tuple[int, ...],
         loss_gradient: Tensor | None = None,
     ) -> list[Tensor]:
-        """Run one table; returns the losses (0-dim, detached) of the last stage's micro-batches.
+        """Run one table; returns the losses (0-dim, detached) of the last stage's micro-batches, in
+        the order in which the table runs their forwards.
 
         `hidden_shape` is the shape of every tensor between stages, `loss_gradient` the 0-dim weight
         with which each loss enters the backward (needed unless the table is forward only). Ranks

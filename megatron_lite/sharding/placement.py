@@ -43,13 +43,26 @@ class Box:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How tensor parallelism divides a logical tensor, whatever its size: into equal shards of
+    `length` along `dim`. Length is that with padding; the tensor's own may be shorter."""
+
+    dim: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Segment:
-    """Rows `[row, row + box.size[0])` of a local parameter hold `box` of the logical tensor."""
+    """Rows `[row, row + box.size[0])` of a local parameter hold `box` of the logical tensor.
+
+    `cut` is None where every tensor-parallel rank holds the whole tensor.
+    """
 
     tensor: str
     shape: tuple[int, ...]
     box: Box
     row: int
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ class Piece:
     box: Box
     start: int
     """Flat position of the piece's first element in the local parameter."""
+    cut: Cut | None
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,7 @@ class Placement:
             at = low
             for part in flat_range_boxes(segment.box.size, low - origin, high - origin):
                 offset = tuple(o + p for o, p in zip(segment.box.offset, part.offset, strict=True))
-                yield Piece(segment.tensor, segment.shape, Box(offset, part.size), at)
+                yield Piece(segment.tensor, segment.shape, Box(offset, part.size), at, segment.cut)
                 at += part.numel
 
 
@@ -153,14 +167,26 @@ def sharded(
     length = shape[dim] if padded is None else padded
     if length % size:
         raise ValueError(f"{name}: dimension {dim} of length {length} can't be cut into {size}")
-    width = length // size
-    low = min(rank * width, shape[dim])
-    held = min(low + width, shape[dim]) - low
-    offset = tuple(low if d == dim else 0 for d in range(len(shape)))
-    box = Box(offset, tuple(held if d == dim else n for d, n in enumerate(shape)))
-    segments = (Segment(name, shape, box, row=0),) if held else ()
-    local = tuple(width if d == dim else n for d, n in enumerate(shape))
+    cut = Cut(dim, length)
+    box = shard_box(shape, cut, rank=rank, size=size)
+    segments = (Segment(name, shape, box, row=0, cut=cut),) if box.numel else ()
+    local = tuple(length // size if d == dim else n for d, n in enumerate(shape))
     return Placement(local, segments, tensor_sharded=size > 1)
+
+
+def shard_box(shape: Sequence[int], cut: Cut | None, *, rank: int, size: int) -> Box:
+    """The part of a logical tensor that tensor-parallel rank `rank` of `size` holds.
+
+    Empty (a length of 0) for a rank whose rows are all padding.
+    """
+    shape = tuple(shape)
+    if cut is None:
+        return Box((0,) * len(shape), shape)
+    width = cut.length // size
+    low = min(rank * width, shape[cut.dim])
+    held = min(low + width, shape[cut.dim]) - low
+    offset = tuple(low if d == cut.dim else 0 for d in range(len(shape)))
+    return Box(offset, tuple(held if d == cut.dim else n for d, n in enumerate(shape)))
 
 
 def stacked(*parts: Placement) -> Placement:

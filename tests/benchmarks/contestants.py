@@ -1,7 +1,7 @@
 """One contestant of train_step.py in a process of its own: `contestants.py SPEC`.
 
-SPEC is JSON {contestant, shape, folder, compile}. It answers each line on stdin with a line of JSON on
-stdout: "step" trains one step, "matmul" measures the machine, "peak" tells the largest memory.
+SPEC is JSON {contestant, shape, compile, folder, run_dir}. It answers each line on stdin with a
+line of JSON: "step" trains one step, "matmul" measures the machine, "peak" tells the memory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
 from work import CLIP, LEARNING_RATE, WEIGHT_DECAY, Shape
 
-Step = Callable[[], float]
-"""Train one step; returns its loss."""
+Step = Callable[[], None]
 
 
 def plain(shape: Shape, spec: dict[str, Any]) -> Step:
@@ -30,7 +29,7 @@ def plain(shape: Shape, spec: dict[str, Any]) -> Step:
     model = PlainGPT(shape).to(torch.bfloat16)
     if spec["compile"]:
         model.compile()
-    return _peer(model, shape)
+    return _peer(model, shape, lambda tokens: model(tokens[:, :-1], tokens[:, 1:]))
 
 
 def hugging_face(shape: Shape, spec: dict[str, Any]) -> Step:
@@ -53,61 +52,53 @@ def hugging_face(shape: Shape, spec: dict[str, Any]) -> Step:
     if spec["compile"]:
         model.compile()
 
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
+    def loss(tokens: Tensor) -> Tensor:
+        inputs = tokens[:, :-1]
+        out: Tensor = model(input_ids=inputs, labels=inputs).loss
+        return out
 
-        def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-            return self.model(input_ids=tokens, labels=tokens).loss
-
-    return _peer(Loss(), shape)
+    return _peer(model, shape, loss)
 
 
-def _peer(model: nn.Module, shape: Shape) -> Step:
+def _peer(model: nn.Module, shape: Shape, loss: Callable[[Tensor], Tensor]) -> Step:
+    """A training loop as people write it, on random tokens [b, s + 1]."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
     )
     generator = torch.Generator().manual_seed(1)
+    size = (shape.micro_batch_size, shape.seq_length + 1)
 
-    def step() -> float:
-        size = (shape.micro_batch_size, shape.seq_length + 1)
-        batch = torch.randint(shape.vocab, size, generator=generator)
+    def step() -> None:
+        tokens = torch.randint(shape.vocab, size, generator=generator)
         optimizer.zero_grad(set_to_none=True)
-        loss = model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
-        loss.backward()
+        loss(tokens).backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
-        return loss.item()
 
     return step
 
 
 def ours(shape: Shape, spec: dict[str, Any]) -> Step:
-    """megatron_lite from a config file through its own trainer: loader, executor, ZeRO-1."""
+    """megatron_lite from a config file by its own trainer: loader, executor, ZeRO-1, log."""
     from megatron_lite.build import Place, build_grid, build_trainer
+    from megatron_lite.config.batch import train_iters
     from megatron_lite.config.load import load_config
     from megatron_lite.mpu.groups import ProcessGroups
+    from megatron_lite.session import open_distributed
 
-    dist.init_process_group("gloo")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    folder = Path(spec["folder"])
     overrides = [
         f"parallel.tensor_model_parallel_size={world_size}",
         f"training.compile={json.dumps(spec['compile'])}",
-        *spec.get("overrides", ()),
     ]
-    loaded = load_config(folder / "config.json", overrides, world_size)
+    loaded = load_config(Path(spec["folder"]) / "config.json", overrides, world_size)
+    device, _ = open_distributed(loaded, rank=rank, local_rank=rank)
     groups = ProcessGroups.create(build_grid(loaded.config, rank=rank, world_size=world_size))
-    trainer = build_trainer(loaded.config, Place(groups, torch.device("cpu"), folder / "run"))
-    losses: list[float] = []
-
-    def step() -> float:
-        trainer._iteration(1 << 30)
-        return 0.0
-
-    step.trainer = trainer
-    return step
+    run_dir = Path(spec["run_dir"])
+    run_dir.mkdir(exist_ok=True)
+    trainer = build_trainer(loaded.config, Place(groups, device, run_dir))
+    total = train_iters(loaded.config.training)
+    return lambda: trainer.iteration(total)
 
 
 CONTESTANTS = {"ours": ours, "plain": plain, "hugging_face": hugging_face}
@@ -120,34 +111,43 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def matmul_tflops(size: int = 2048, seconds: float = 0.5) -> float:
-    """10^12 FLOP/s of a square bf16 product on this process's threads."""
+def matmul_tflops(size: int = 2048, repetitions: int = 8) -> float:
+    """10^12 FLOP/s of a square bf16 product on this process's threads, the best of a few."""
     a, b = torch.randn(2, size, size).bfloat16()
     out = torch.mm(a, b)
-    done, started = 0, time.perf_counter()
-    while (passed := time.perf_counter() - started) < seconds:
+    best = float("inf")
+    for _ in range(repetitions):
+        started = time.perf_counter()
         torch.mm(a, b, out=out)
-        done += 1
-    return 2 * size**3 * done / passed / 1e12
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 / best / 1e12
 
 
 def main() -> None:
+    """Answer commands until the pipe is closed."""
     spec = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the libraries print goes to the log
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    shape = Shape(**spec["shape"])
-    step = CONTESTANTS[spec["contestant"]](shape, spec)
+    os.dup2(2, 1)  # whatever libraries print goes to the log
+    step = CONTESTANTS[spec["contestant"]](Shape(**spec["shape"]), spec)
     for line in sys.stdin:
-        started = time.perf_counter()
+        answer: dict[str, Any]
         match line.strip():
             case "step":
-                answer = {"loss": step(), "seconds": time.perf_counter() - started}
+                started, used = time.perf_counter(), time.process_time()
+                step()
+                answer = {
+                    "seconds": time.perf_counter() - started,
+                    "cpu_seconds": time.process_time() - used,
+                }
             case "peak":
                 answer = {"bytes": peak_bytes()}
             case "matmul":
                 answer = {"tflops": matmul_tflops()}
+            case unknown:
+                raise ValueError(f"no such command: {unknown}")
         print(json.dumps(answer), file=answers, flush=True)
+    # Skips destructors of process groups whose peers may be gone.
+    os._exit(0)
 
 
 if __name__ == "__main__":

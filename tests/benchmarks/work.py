@@ -1,9 +1,15 @@
-"""The work that all contestants of train_step.py do: shapes, batch, optimizer settings."""
+"""The work that all contestants of train_step.py do: shapes, batch, optimizer settings, run."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from megatron_lite.data.indexed_builder import IndexedDatasetBuilder
 
 
 @dataclass(frozen=True)
@@ -47,3 +53,49 @@ QUICK = {
 LEARNING_RATE = 1e-4
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
+
+
+def write_run(shape: Shape, folder: Path) -> None:
+    """Write megatron_lite's config of the work, and a corpus of random tokens beside it."""
+    corpus = IndexedDatasetBuilder(str(folder / "corpus"), np.uint16)
+    generator = np.random.default_rng(1)
+    for _ in range(64):
+        corpus.add_document(generator.integers(0, shape.vocab, 4 * shape.seq_length))
+    corpus.finalize()
+    (folder / "config.json").write_text(json.dumps(run_config(shape)))
+
+
+def run_config(shape: Shape) -> dict[str, Any]:
+    """megatron_lite's config: the peers' network and step, ZeRO-1, no end in sight."""
+    model = {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "ffn_hidden_size": shape.ffn,
+        "seq_length": shape.seq_length,
+        "vocab_size": shape.vocab,
+        "position_embedding_type": "rope",
+        "normalization": "RMSNorm",
+        "swiglu": True,
+        "add_bias_linear": False,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    return {
+        "model": model,
+        "training": {
+            "micro_batch_size": shape.micro_batch_size,
+            "global_batch_size": shape.micro_batch_size,
+            "train_iters": 1_000_000,
+            "clip_grad": CLIP,
+        },
+        "optimizer": {
+            "lr": LEARNING_RATE,
+            "lr_decay_style": "constant",
+            "weight_decay": WEIGHT_DECAY,
+        },
+        "precision": {"dtype": "bf16"},
+        "deepspeed": {"zero_optimization": {"stage": 1}},
+        "data": {"data_path": "corpus", "split": "100,0,0", "tokenizer_type": "NullTokenizer"},
+        "logging": {"log_interval": 10, "tensorboard_dir": None},
+    }

@@ -22,12 +22,7 @@ import torch
 import torch.distributed as dist
 
 GROUP_TIMEOUT = timedelta(seconds=20)
-PRELOAD = [
-    "tests.distributed.preload",
-    "megatron_lite.session",
-    "tests.distributed.ranks",
-    "tests.distributed.runs",
-]
+PRELOAD = ["tests.distributed.preloaded"]
 
 
 class RankFailed(AssertionError):

@@ -56,6 +56,7 @@ def train(
         prepare(trainer)
     trainer.fit()
     result.weights = logical_state(trainer.engine, "fp32")
+    trainer.train_batches = iter(())  # ends the loader's workers
     trainer.report.close()
     trainer.engine.close()
     return result

@@ -31,7 +31,7 @@ STEPS, BATCH, VOCAB = 20, 4, 4096
 
 
 def write_text_like_corpus(prefix: Path) -> Path:
-    """A walk on 4,096 tokens, some more frequent, in which certain pairs follow each other often."""
+    """A walk on 4,096 tokens, some more frequent, in which some pairs follow each other often."""
     rng = np.random.default_rng(1)
     follower = rng.integers(0, VOCAB, VOCAB)
     builder = IndexedDatasetBuilder(str(prefix), np.uint16)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from safetensors.numpy import load_file
 
@@ -15,6 +16,7 @@ from megatron_lite.checkpoint import save as saving
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fragment import STATES
 from megatron_lite.checkpoint.manifest import Manifest
+from megatron_lite.report import Reporter
 from megatron_lite.trainer import Trainer
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import logical_state, make_trainer, merged, train
@@ -48,6 +50,16 @@ def loaded_states(config: Path, overrides: list[str], run_dir: Path) -> States:
     return states
 
 
+def first_lines(config: Path, overrides: list[str], run_dir: Path) -> tuple[list[str], bytes]:
+    """What a run says before it trains, and the state of its random numbers then."""
+    said: list[str] = []
+    Reporter.say = lambda self, line: said.append(line)  # type: ignore[method-assign]
+    trainer = make_trainer(config, overrides, run_dir)
+    trainer.report.close()
+    trainer.engine.close()
+    return said, torch.get_rng_state().numpy().tobytes()
+
+
 def attempt(config: Path, overrides: list[str], run_dir: Path) -> tuple[int, str]:
     """The iteration that a run would start from, and the error if it doesn't."""
     try:
@@ -57,6 +69,11 @@ def attempt(config: Path, overrides: list[str], run_dir: Path) -> tuple[int, str
     trainer.report.close()
     trainer.engine.close()
     return trainer.progress.iteration, ""
+
+
+def attempts(config: Path, all_overrides: list[list[str]], run_dir: Path) -> list[tuple[int, str]]:
+    """Several attempts, one after the other."""
+    return [attempt(config, overrides, run_dir) for overrides in all_overrides]
 
 
 def train_until_error(
@@ -113,7 +130,7 @@ def test_another_layout_loads_the_same_bits(
 
 
 def test_another_layout_goes_on_with_the_same_loss(
-    config: Path, saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    config: Path, saved: Path, tmp_path: Path
 ) -> None:
     load = [*layout(1, 1, zero=3), f'checkpoint.load="{saved}"', "checkpoint.ckpt_step=4"]
     runs = on_ranks(2, train, config, load, tmp_path)
@@ -121,40 +138,45 @@ def test_another_layout_goes_on_with_the_same_loss(
     for run in runs:
         assert run.losses == pytest.approx([row["lm_loss"] for row in unbroken[4:]], rel=1e-5)
         assert run.norms == pytest.approx([row["grad_norm"] for row in unbroken[4:]], rel=1e-5)
-    assert "random streams seeded anew" in capfd.readouterr().out
+
+
+def test_b45_another_layout_seeds_its_random_streams_anew(
+    config: Path, saved: Path, tmp_path: Path
+) -> None:
+    load = [f'checkpoint.load="{saved}"', "checkpoint.ckpt_step=4"]
+    (fresh,), (anew,) = (on_ranks(1, first_lines, config, o, tmp_path) for o in ([], load))
+    assert any("random streams seeded anew" in line for line in anew[0])
+    assert not any("seeded anew" in line for line in fresh[0])
+    assert fresh[1] != anew[1], "or the masks of step 1 would come again"
 
 
 def test_b40_steps_that_exist_and_steps_that_do_not(
     config: Path, saved: Path, tmp_path: Path
 ) -> None:
-    def start(*overrides: str) -> tuple[int, str]:
-        both = on_ranks(2, attempt, config, list(overrides), tmp_path)
-        assert both[0] == both[1]
-        return both[0]
-
-    load = f'checkpoint.load="{saved}"'
-    assert start(load) == (6, "")
-    assert start(load, "checkpoint.ckpt_step=4") == (4, "")
-    iteration, error = start(load, "checkpoint.ckpt_step=5")
-    assert iteration == -1 and str(saved) in error and "2, 4, 6" in error
-
-    misspelt = tmp_path / "chekpoints"
-    iteration, error = start(f'checkpoint.load="{misspelt}"')
-    assert iteration == -1 and str(misspelt) in error and "no checkpoint" in error
-
-    empty = tmp_path / "empty"
+    misspelt, empty, dangling = (tmp_path / name for name in ("chekpoints", "empty", "dangling"))
     empty.mkdir()
-    must = f'checkpoint.load="{empty}"'
-    iteration, error = start(must)
-    assert iteration == -1 and str(empty) in error
-    assert start(must, "checkpoint.exit_on_missing_checkpoint=false") == (0, "")
-
-    copy = tmp_path / "copy"
-    shutil.copytree(saved, copy)
-    shutil.rmtree(copy / "global_step6")
-    for maybe in (), ("checkpoint.exit_on_missing_checkpoint=false",):
-        iteration, error = start(f'checkpoint.load="{copy}"', *maybe)
-        assert iteration == -1 and "global_step6" in error and "2, 4" in error
+    shutil.copytree(saved, dangling)
+    shutil.rmtree(dangling / "global_step6")
+    optional = "checkpoint.exit_on_missing_checkpoint=false"
+    cases = [
+        [saved, 6],
+        [saved, 4, "checkpoint.ckpt_step=4"],
+        [saved, "2, 4, 6", "checkpoint.ckpt_step=5"],
+        [saved, "2, 4, 6", "checkpoint.ckpt_step=5", optional],
+        [misspelt, "no checkpoint"],
+        [empty, "no checkpoint"],
+        [empty, 0, optional],
+        [dangling, "names global_step6, which is not there; steps there: 2, 4"],
+        [dangling, "names global_step6, which is not there; steps there: 2, 4", optional],
+    ]
+    tried = [[f'checkpoint.load="{folder}"', *overrides] for folder, _, *overrides in cases]
+    one, other = on_ranks(2, attempts, config, tried, tmp_path)
+    assert one == other
+    for (folder, expected, *_), (iteration, error) in zip(cases, one, strict=True):
+        if isinstance(expected, int):
+            assert (iteration, error) == (expected, "")
+        else:
+            assert iteration == -1 and str(folder) in error and expected in error
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_streams_do_not_disturb_each_other() -> None:
     replicated = draws(streams_of(0), REPLICATED, REPLICATED)
     sharded = draws(streams_of(0), SHARDED, SHARDED)
     assert torch.equal(torch.stack(mixed), torch.stack([replicated[0], *sharded, replicated[1]]))
+    assert not torch.equal(sharded[0], sharded[1]), "the stream begins anew at every use"
 
 
 def test_a_stream_goes_on_after_an_error_in_its_block() -> None:

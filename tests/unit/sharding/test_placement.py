@@ -140,6 +140,16 @@ def test_pieces_name_their_tensor() -> None:
     ]
 
 
+def test_stacks_can_be_stacked() -> None:
+    a, b, c = (sharded(name, (4,), dim=0, rank=0, size=2) for name in "abc")
+    assert stacked(stacked(a, b), c) == stacked(a, stacked(b, c)) == stacked(a, b, c)
+    assert [(s.tensor, s.row) for s in stacked(a, stacked(b, c)).segments] == [
+        ("a", 0),
+        ("b", 2),
+        ("c", 4),
+    ]
+
+
 def test_a_rank_of_nothing_but_padding_has_no_piece() -> None:
     last = sharded("table", (33, 4), dim=0, rank=3, size=4, padded=48)
     assert last.shape == (12, 4)

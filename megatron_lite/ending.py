@@ -1,0 +1,103 @@
+"""Ending: how one rank leaves a run that did not go well, and what it leaves word of.
+
+One rank's story is told, once: in status.json and on stderr. Used by session.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import NoReturn
+
+from megatron_lite.health.peers import Peers
+from megatron_lite.outcome import Outcome
+
+FAILED, REFUSED = 1, 2
+BY_SIGNAL = 128
+"""Added to a signal's number, as shells do."""
+PATIENCE = 5.0
+"""Seconds in which all ranks have met an error of the input, if they meet it at all."""
+
+
+class Ending:
+    """The bad ends of this rank; each ends the process."""
+
+    def __init__(self, outcome: Outcome, *, rank: int) -> None:
+        self._outcome, self._rank = outcome, rank
+        self.peers: Peers | None = None
+        """Known once the process group is there."""
+
+    def refused(self, error: Exception) -> NoReturn:
+        """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,
+        the first of the others."""
+        teller = 0
+        if self._rank > 0 and self.peers is not None:
+            teller = min(self.peers.leave(patience=PATIENCE))
+        if self._rank == teller:
+            self._outcome.end("refused", str(error))
+            print(error, file=sys.stderr, flush=True)
+        if self._rank == 0 and self.peers is not None:
+            self.peers.leave(patience=PATIENCE)
+        _leave(REFUSED)
+
+    def stopped(self, error: Exception) -> NoReturn:
+        """All ranks agreed that the run can't go on."""
+        if self._rank == 0:
+            self._outcome.end("failed", str(error))
+            print(f"training stopped: {error}", file=sys.stderr, flush=True)
+        if self.peers is not None:
+            self.peers.leave(patience=PATIENCE)
+        _leave(FAILED)
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """This rank failed, perhaps only because another one was gone."""
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            said = f"the process ended by itself, with exit code {error.code}, before training did"
+        if isinstance(error, RuntimeError):
+            time.sleep(0.5)  # a dying process's sockets close a moment before it ends
+        if self._first(said):
+            what = f"rank {self._rank} failed:\n{traceback.format_exc()}"
+            print(what, file=sys.stderr, flush=True)
+        else:
+            status = self._outcome.read()
+            cause = f"rank {status.get('rank')}: {status.get('error')}"
+            print(f"rank {self._rank} stops because of {cause}", file=sys.stderr, flush=True)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        _leave(BY_SIGNAL + signal.SIGINT if interrupted else FAILED)
+
+    def signalled(self, number: signal.Signals) -> NoReturn:
+        """Somebody wants this process to end: a launcher that saw another rank die, or a person."""
+        if number == signal.SIGINT:
+            time.sleep(2.0)  # the main thread has a KeyboardInterrupt, unless it hangs
+        if self._first(f"stopped by {number.name}"):
+            print(f"rank {self._rank} stops: {number.name}", file=sys.stderr, flush=True)
+        _leave(BY_SIGNAL + number)
+
+    def orphaned(self) -> NoReturn:
+        """The launcher has died."""
+        self._first("the launcher is gone")
+        _leave(FAILED)
+
+    def _first(self, said: str) -> bool:
+        """Leave word, of a rank that died without one if there is any; True if that is this one."""
+        lost = [] if self.peers is None else self.peers.gone()
+        if not lost:
+            return self._outcome.end("failed", said)
+        said = f"ended without a word: killed, or left early; rank {self._rank} noticed ({said})"
+        self._outcome.end("failed", said, rank=lost[0])
+        return False
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process at once.
+
+    Not by way of the interpreter's end: destructors of process groups can wait for ever for peers,
+    and loader workers would be joined (left alone they end by themselves).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

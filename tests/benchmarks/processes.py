@@ -1,0 +1,111 @@
+"""Contestants as processes of their own, seen from train_step.py: start, ask, end.
+
+A process answers one line of JSON for each command; while it is not asked it sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from work import Shape
+
+HERE = Path(__file__).resolve().parent
+
+
+class Contestant:
+    """One contestant: a process, or `ranks` of them that train one model together."""
+
+    def __init__(
+        self,
+        name: str,
+        program: str,
+        shape: Shape,
+        folder: Path,
+        *,
+        threads: int,
+        ranks: int = 1,
+        compiled: bool = False,
+    ) -> None:
+        self.name, self.compiled, self.ranks = name, compiled, ranks
+        self._log = folder / f"{name}.log"
+        spec = {"contestant": program, "shape": shape.as_dict(), "compile": compiled}
+        spec |= {"folder": str(folder), "run_dir": str(folder / name)}
+        port = str(_free_port())
+        self._processes = [
+            self._start(json.dumps(spec), folder, rank, port, threads) for rank in range(ranks)
+        ]
+
+    def _start(
+        self, spec: str, folder: Path, rank: int, port: str, threads: int
+    ) -> subprocess.Popen[str]:
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "DS_ACCELERATOR": "cpu",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            # An empty cache, so that the shown cost of compiling is the first run's.
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{self.name}"),
+        }
+        with self._log.open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, str(HERE / "contestants.py"), spec],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+            )
+
+    def ask(self, command: str) -> list[dict[str, Any]]:
+        """Every rank's answer; RuntimeError with the end of the log where a process ended."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(command + "\n")
+            process.stdin.flush()
+        return [self._answer(process) for process in self._processes]
+
+    def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended:\n{self._log.read_text()[-3000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def step(self) -> float:
+        """Seconds of one step, the slowest rank's."""
+        return max(answer["seconds"] for answer in self.ask("step"))
+
+    def peak_bytes(self) -> int:
+        """Largest resident memory so far, all ranks together."""
+        return sum(answer["bytes"] for answer in self.ask("peak"))
+
+    def __enter__(self) -> Contestant:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

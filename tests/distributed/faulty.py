@@ -1,0 +1,53 @@
+"""megatron_lite.train with a fault: `FAULT=raise:2:3` lets rank 2 raise in iteration 3.
+
+Kinds: raise, kill (SIGKILL), exit (with code 0), hang, poison (an infinity in every gradient). The
+rank in DEAF ignores SIGTERM. Started by torchrun, or forked, in place of megatron_lite.train.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from megatron_lite.train import main
+from megatron_lite.trainer import Trainer
+
+
+def strike(kind: str, trainer: Trainer) -> None:
+    """Do what the fault says, now."""
+    if kind == "raise":
+        raise ArithmeticError("a planned fault")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exit":
+        os._exit(0)
+    if kind == "hang":
+        time.sleep(float(os.environ.get("HANG_SECONDS", "600")))
+    if kind == "poison":
+        for module in trainer.engine.modules().values():
+            for parameter in module.parameters():
+                parameter.register_hook(lambda grad: grad * float("inf"))
+
+
+def install(fault: str, deaf: str) -> None:
+    """Patch the trainer's loop as the two variables say."""
+    rank = os.environ.get("RANK", "0")
+    kind, victim, iteration = fault.split(":")
+    step = Trainer.iteration
+
+    def faulty(trainer: Trainer, total: int) -> None:
+        if deaf == rank:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == victim and trainer.progress.iteration + 1 == int(iteration):
+            strike(kind, trainer)
+        step(trainer, total)
+
+    Trainer.iteration = faulty  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    if "FAULT" in os.environ:
+        install(os.environ["FAULT"], os.environ.get("DEAF", ""))
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Real jobs under torchrun: two at once, refusals, and no process left when something dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.processes import Job, torchrun
+from tests.distributed.small import layout, rows, small_config
+
+LIMIT = 30.0
+"""Seconds within which nothing of a broken job may be left."""
+
+
+@pytest.fixture(scope="module")
+def config(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An endless run that reads its batches in worker processes."""
+    return small_config(
+        tmp_path_factory.mktemp("launch") / "run.json",
+        corpus,
+        training={"train_iters": 1_000_000},
+        data={"num_workers": 1},
+    )
+
+
+def status(run_dir: Path) -> dict[str, object]:
+    return json.loads((run_dir / "status.json").read_text())
+
+
+def wait_for_step(job: Job, run_dir: Path, number: int) -> None:
+    """Until `number` steps are logged."""
+    while not (run_dir / "metrics.jsonl").exists() or len(rows(run_dir)) < number:
+        assert job.launcher.poll() is None, job.finish()
+        assert time.monotonic() - job.started < LIMIT * 2, "training did not start"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault", "deaf", "told"),
+    [
+        pytest.param(4, "raise:2:3", "1", "a planned fault", id="raises-beside-a-deaf-one"),
+        pytest.param(4, "kill:2:3", "", "ended without a word", id="killed"),
+        pytest.param(2, "exit:1:3", "", "ended without a word", id="leaves-early-with-0"),
+    ],
+)
+def test_b51_one_rank_ends_and_takes_the_job_with_it(
+    ranks: int, fault: str, deaf: str, told: str, config: Path, tmp_path: Path
+) -> None:
+    """Raises while another one ignores SIGTERM, is killed, or exits with code 0."""
+    env = {"FAULT": fault, "DEAF": deaf}
+    module = "tests.distributed.faulty"
+    with torchrun(ranks, config, tmp_path, *layout(1, 2), module=module, env=env) as job:
+        wait_for_step(job, tmp_path, 2)
+        start = time.monotonic()
+        code, _, err = job.finish(LIMIT)
+        job.wait_until_empty(LIMIT - (time.monotonic() - start))
+    assert code != 0
+    found = status(tmp_path)
+    victim = int(fault.split(":")[1])
+    assert (found["state"], found["rank"]) == ("failed", victim)
+    assert told in str(found["error"]) and f"rank {victim}" in err.replace("rank      : ", "rank ")
+    assert "a planned fault" in err or not fault.startswith("raise")
+    assert len(rows(tmp_path)) == 2
+
+
+def test_b51_a_killed_launcher_takes_its_ranks_along(config: Path, tmp_path: Path) -> None:
+    """And the workers that read for them (data.num_workers)."""
+    with torchrun(2, config, tmp_path, *layout(1, 2)) as job:
+        wait_for_step(job, tmp_path, 2)
+        assert len(job.alive()) >= 1 + 2 + 2
+        job.launcher.send_signal(signal.SIGKILL)
+        job.launcher.wait()
+        job.wait_until_empty(LIMIT)
+    assert status(tmp_path)["state"] == "failed"
+
+
+def test_b51_ctrl_c_ends_a_job_that_hangs(config: Path, tmp_path: Path) -> None:
+    module, env = "tests.distributed.faulty", {"FAULT": "hang:1:2"}
+    with torchrun(2, config, tmp_path, *layout(1, 2), module=module, env=env) as job:
+        wait_for_step(job, tmp_path, 1)
+        time.sleep(1)
+        os.killpg(job.launcher.pid, signal.SIGINT)
+        start = time.monotonic()
+        code, _, _ = job.finish(LIMIT)
+        job.wait_until_empty(LIMIT)
+    assert code != 0
+    assert time.monotonic() - start < 20, "the launcher itself gives up after 30 s"
+    assert status(tmp_path)["state"] == "failed"
+
+
+def test_b46_two_jobs_at_once(config: Path, tmp_path: Path) -> None:
+    """Neither needs a port of its own to be named, and both train the same."""
+    runs = [tmp_path / name for name in "ab"]
+    short = [*layout(1, 2), "training.train_iters=3"]
+    with torchrun(2, config, runs[0], *short) as one, torchrun(2, config, runs[1], *short) as other:
+        for job, run_dir in zip((one, other), runs, strict=True):
+            code, out, err = job.finish()
+            assert code == 0, err
+            assert out.count(" iteration        3/       3 |") == 1
+            assert "Traceback" not in err
+            assert status(run_dir) == {"state": "done"}
+            job.wait_until_empty(10)
+    losses = [[row["lm_loss"] for row in rows(run_dir)] for run_dir in runs]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+def test_a_refused_config_is_printed_once(config: Path, tmp_path: Path) -> None:
+    with torchrun(2, config, tmp_path, "model.hiden_size=3", "optimizer.lr=-1") as job:
+        code, out, err = job.finish()
+        job.wait_until_empty(10)
+    assert code != 0 and not out
+    assert err.count("2 problems in the configuration") == 1
+    assert err.count("model.hiden_size") == err.count("optimizer.lr") == 1
+    assert status(tmp_path)["state"] == "refused"
+    assert 'File "' not in err.split("problems in the configuration")[0], "no traceback of ours"
