@@ -19,7 +19,8 @@ from megatron_lite.data.build import Datasets, build_datasets
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.loader import MicroBatch, SampleSource, micro_batches
 from megatron_lite.data.sampler import evaluation_batches, training_batches
-from megatron_lite.data.tokenizer import Tokenizer, build_tokenizer
+from megatron_lite.data.tokenizer import build_tokenizer
+from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.zero3_engine import Zero3Engine

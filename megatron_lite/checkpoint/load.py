@@ -18,6 +18,7 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fragment import STATES, Fragment
 from megatron_lite.checkpoint.manifest import Manifest, StoredBox
 from megatron_lite.sharding.placement import Piece
+from megatron_lite.sharding.plan import copies
 
 
 def load_fragments(folder: Path, manifest: Manifest, fragments: Iterable[Fragment]) -> None:
@@ -51,19 +52,14 @@ def _open(path: Path) -> Any:
 
 
 def _fill(target: Tensor, piece: Piece, boxes: Iterable[StoredBox], opened: Any) -> None:
-    filled = 0
-    for stored in boxes:
-        common = stored.box.intersect(piece.box)
-        if common is None:
-            continue
-        part = opened(stored.file).get_slice(stored.key)[common.slices(stored.box.offset)]
-        target[common.slices(piece.box.offset)].copy_(part)
-        filled += common.numel
-    if filled != piece.box.numel:
-        raise CheckpointError(
-            f"{piece.tensor}: the checkpoint holds {filled} of {piece.box.numel} elements of "
-            f"offset {piece.box.offset}, size {piece.box.size}"
-        )
+    try:
+        parts = copies(piece.box, boxes)
+    except ValueError as error:
+        raise CheckpointError(f"{piece.tensor}: the checkpoint holds {error}") from error
+    for copy in parts:
+        stored = copy.source
+        values = opened(stored.file).get_slice(stored.key)[copy.part.slices(stored.box.offset)]
+        target[copy.part.slices(piece.box.offset)].copy_(values)
 
 
 def shapes_of(fragments: Iterable[Fragment]) -> dict[str, tuple[int, ...]]:
@@ -83,8 +79,8 @@ def check_tensors(manifest: Manifest, model: Mapping[str, tuple[int, ...]]) -> N
             faults.append(f"{name}: not in the checkpoint")
         elif needed is None:
             faults.append(f"{name}: not in the model")
-        elif there != needed:
-            faults.append(f"{name}: shape {there} in the checkpoint, {needed} in the model")
+        elif there.shape != needed:
+            faults.append(f"{name}: shape {there.shape} in the checkpoint, {needed} in the model")
     if faults:
         raise CheckpointError("the checkpoint does not fit the model:\n  " + "\n  ".join(faults))
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_lite.checkpoint.errors import CheckpointError
-from megatron_lite.sharding.placement import Box
+from megatron_lite.sharding.placement import Box, Cut
+from megatron_lite.sharding.plan import LogicalTensor
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
@@ -48,8 +49,8 @@ class Manifest:
     """Sizes of the axes that it was saved from, and the ZeRO stage."""
     model: dict[str, Any]
     """The model section of the config."""
-    tensors: dict[str, tuple[int, ...]]
-    """Shape of every logical tensor."""
+    tensors: dict[str, LogicalTensor]
+    """Every logical tensor: its shape, and how tensor parallelism cuts it on any layout."""
     boxes: list[StoredBox]
     files: dict[str, StoredFile]
     format_version: int = field(default=FORMAT_VERSION)
@@ -63,7 +64,8 @@ class Manifest:
             "layout": self.layout,
             "model": self.model,
             "tensors": {
-                name: {"shape": shape, "dtype": "float32"} for name, shape in self.tensors.items()
+                name: {"dtype": "float32", **asdict(tensor)}
+                for name, tensor in self.tensors.items()
             },
             "files": {name: asdict(file) for name, file in self.files.items()},
         }
@@ -88,7 +90,7 @@ class Manifest:
                 scalars=raw["scalars"],
                 layout=raw["layout"],
                 model=raw["model"],
-                tensors={name: tuple(t["shape"]) for name, t in raw["tensors"].items()},
+                tensors={name: _tensor_from_json(t) for name, t in raw["tensors"].items()},
                 boxes=[_box_from_json(box) for box in raw["boxes"]],
                 files={name: StoredFile(**file) for name, file in raw["files"].items()},
                 format_version=version,
@@ -97,6 +99,11 @@ class Manifest:
             raise CheckpointError(f"{path}: missing; the checkpoint is not whole") from None
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: damaged ({error})") from error
+
+
+def _tensor_from_json(raw: dict[str, Any]) -> LogicalTensor:
+    cut = None if raw["cut"] is None else Cut(**raw["cut"])
+    return LogicalTensor(tuple(raw["shape"]), cut)
 
 
 def _box_to_json(stored: StoredBox) -> dict[str, Any]:

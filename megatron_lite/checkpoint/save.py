@@ -23,6 +23,7 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fragment import STATES, Fragment
 from megatron_lite.checkpoint.manifest import Manifest, StoredBox, StoredFile
 from megatron_lite.mpu.reductions import together
+from megatron_lite.sharding.plan import LogicalTensor
 
 _READ_BYTES = 1 << 24
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class _Part:
     """What one rank wrote."""
 
     boxes: list[StoredBox]
-    shapes: dict[str, tuple[int, ...]]
+    tensors: dict[str, LogicalTensor]
     files: dict[str, StoredFile]
 
 
@@ -79,22 +80,22 @@ def _told(root: Path, work: Callable[[], T]) -> T:
 
 def _write_part(folder: Path, snapshot: Snapshot, rank: int) -> _Part:
     shard, rng = f"shard_{rank:05d}.safetensors", f"rng_{rank:05d}.safetensors"
-    tensors: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     boxes: list[StoredBox] = []
-    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, LogicalTensor] = {}
     for fragment in snapshot.fragments:
         if not fragment.placement.counted:
             continue  # another rank writes this copy
         for piece in fragment.pieces:
-            shapes[piece.tensor] = piece.shape
+            tensors[piece.tensor] = LogicalTensor(piece.shape, piece.cut)
             for state in STATES:
                 key = f"{piece.tensor}|{state}|{','.join(map(str, piece.box.offset))}"
-                tensors[key] = fragment.view(state, piece).cpu()
+                values[key] = fragment.view(state, piece).cpu()
                 boxes.append(StoredBox(piece.tensor, state, piece.box, shard, key))
-    save_file(tensors, folder / shard)
+    save_file(values, folder / shard)
     save_file(dict(snapshot.rng), folder / rng)
     files = {name: file_facts(folder / name) for name in (shard, rng)}
-    return _Part(boxes, shapes, files)
+    return _Part(boxes, tensors, files)
 
 
 def _commit(
@@ -110,7 +111,7 @@ def _commit(
         scalars=snapshot.scalars,
         layout=snapshot.layout,
         model=snapshot.config["model"],
-        tensors=dict(sorted({k: v for part in parts for k, v in part.shapes.items()}.items())),
+        tensors=dict(sorted({k: v for part in parts for k, v in part.tensors.items()}.items())),
         boxes=[box for part in parts for box in part.boxes],
         files={k: v for part in parts for k, v in part.files.items()},
     )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.jsonl import Chunk, LineError, parse_record, replace_surrogates, text_field
-from megatron_lite.data.tokenizer import Tokenizer
+from megatron_lite.data.tokenizer_base import Tokenizer
 
 # Ends of sentences: . ! ? with closing quotes and white space, a full-width stop, a blank line.
 _SENTENCE_END = re.compile("[.!?][\"')\\]]*\\s+|[\u3002\uff01\uff1f]\\s*|\\n\\s*\\n")

@@ -11,7 +11,7 @@ import numpy as np
 
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.indexed_dataset import VERSION, IndexedDataset
-from megatron_lite.data.tokenizer import Tokenizer
+from megatron_lite.data.tokenizer_base import Tokenizer
 
 _BLOCK = 1 << 24  # tokens scanned at once
 

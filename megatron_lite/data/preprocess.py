@@ -18,7 +18,8 @@ from megatron_lite.data.errors import DataError
 from megatron_lite.data.indexed_builder import IndexedDatasetBuilder, token_dtype
 from megatron_lite.data.jsonl import Chunk, read_chunks
 from megatron_lite.data.progress import Progress
-from megatron_lite.data.tokenizer import Tokenizer, build_tokenizer
+from megatron_lite.data.tokenizer import build_tokenizer
+from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.worker_pool import WorkerPool
 
 

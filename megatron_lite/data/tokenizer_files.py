@@ -15,7 +15,7 @@ import sentencepiece
 import tokenizers
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.tokenizer import Tokenizer
+from megatron_lite.data.tokenizer_base import Tokenizer
 
 # Names looked for, in this order, where no file beside tokenizer.json states the special tokens.
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|endoftext|>")

@@ -88,7 +88,11 @@ def scaler_state(optimizer: Any) -> dict[str, Any]:
 
 
 def load_scaler(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Continue from what `scaler_state` returned."""
-    for name, value in state.items():
-        if hasattr(optimizer.loss_scaler, name):
+    """Continue from what `scaler_state` returned, where both are dynamic.
+
+    The course of a scale says nothing to another number format, and a fixed one is the config's.
+    """
+    mine = scaler_state(optimizer)
+    if "cur_iter" in mine and mine.keys() == state.keys():
+        for name, value in state.items():
             setattr(optimizer.loss_scaler, name, value)

@@ -32,30 +32,28 @@ class Contestant:
         threads: int,
         ranks: int = 1,
         compiled: bool = False,
+        empty_cache: bool = True,
     ) -> None:
+        """`empty_cache`: compile as a first run does, whatever was compiled here before."""
         self.name, self.compiled, self.ranks = name, compiled, ranks
         self._log = folder / f"{name}.log"
         spec = {"contestant": program, "shape": shape.as_dict(), "compile": compiled}
         spec |= {"folder": str(folder), "run_dir": str(folder / name)}
-        port = str(_free_port())
-        self._processes = [
-            self._start(json.dumps(spec), folder, rank, port, threads) for rank in range(ranks)
-        ]
-
-    def _start(
-        self, spec: str, folder: Path, rank: int, port: str, threads: int
-    ) -> subprocess.Popen[str]:
-        environment = os.environ | {
+        environment = {
             "OMP_NUM_THREADS": str(threads),
             "DS_ACCELERATOR": "cpu",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self.ranks),
+            "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            # An empty cache, so that the shown cost of compiling is the first run's.
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{self.name}"),
+            "MASTER_PORT": str(_free_port()),
         }
+        if empty_cache:
+            environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / f"inductor-{name}")
+        self._processes = [
+            self._start(json.dumps(spec), environment | {"RANK": str(r), "LOCAL_RANK": str(r)})
+            for r in range(ranks)
+        ]
+
+    def _start(self, spec: str, environment: dict[str, str]) -> subprocess.Popen[str]:
         with self._log.open("a") as log:
             return subprocess.Popen(
                 [sys.executable, str(HERE / "contestants.py"), spec],
@@ -63,7 +61,7 @@ class Contestant:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment,
+                env=os.environ | environment,
             )
 
     def ask(self, command: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """megatron_lite.train with a fault: `FAULT=raise:2:3` lets rank 2 raise in iteration 3.
 
-Kinds: raise, kill (SIGKILL), exit (with code 0), hang, poison (an infinity in every gradient). The
-rank in DEAF ignores SIGTERM. Started by torchrun, or forked, in place of megatron_lite.train.
+Kinds: raise, kill (SIGKILL), exit (with code 0), hang, wait (for a message that never comes), poison
+(an infinity in every gradient). The rank in DEAF ignores SIGTERM. Started by torchrun, or forked, in place of megatron_lite.train.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import os
 import signal
 import sys
 import time
+
+import torch
+import torch.distributed as dist
 
 from megatron_lite.train import main
 from megatron_lite.trainer import Trainer
@@ -25,6 +28,9 @@ def strike(kind: str, trainer: Trainer) -> None:
         os._exit(0)
     if kind == "hang":
         time.sleep(float(os.environ.get("HANG_SECONDS", "600")))
+    if kind == "wait":
+        other = (dist.get_rank() + 1) % dist.get_world_size()
+        dist.recv(torch.zeros(1), src=other)
     if kind == "poison":
         for module in trainer.engine.modules().values():
             for parameter in module.parameters():

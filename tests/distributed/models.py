@@ -1,4 +1,4 @@
-"""The tiny models of the distributed tests, as config sections; init std 0.1 shows layout errors."""
+"""The tiny models of the distributed tests as config sections; std 0.1 shows layout errors."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def test_b51_a_killed_launcher_takes_its_ranks_along(config: Path, tmp_path: Pat
 
 
 def test_b51_ctrl_c_ends_a_job_that_hangs(config: Path, tmp_path: Path) -> None:
-    module, env = "tests.distributed.faulty", {"FAULT": "hang:1:2"}
+    """Both ranks wait for a message, where Python runs no signal handler."""
+    module, env = "tests.distributed.faulty", {"FAULT": "wait:1:2"}
     with torchrun(2, config, tmp_path, *layout(1, 2), module=module, env=env) as job:
         wait_for_step(job, tmp_path, 1)
         time.sleep(1)

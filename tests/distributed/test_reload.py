@@ -93,7 +93,8 @@ def on_disk(folder: Path) -> States:
     files = {name: load_file(folder / name) for name in {box.file for box in manifest.boxes}}
     states: States = {
         state: {
-            name: np.full(shape, np.nan, np.float32) for name, shape in manifest.tensors.items()
+            name: np.full(tensor.shape, np.nan, np.float32)
+            for name, tensor in manifest.tensors.items()
         }
         for state in STATES
     }
@@ -148,6 +149,36 @@ def test_b45_another_layout_seeds_its_random_streams_anew(
     assert any("random streams seeded anew" in line for line in anew[0])
     assert not any("seeded anew" in line for line in fresh[0])
     assert fresh[1] != anew[1], "or the masks of step 1 would come again"
+
+
+def scales(config: Path, all_overrides: list[list[str]], run_dir: Path) -> list[float]:
+    """The loss scale that each of several runs begins with."""
+    found = []
+    for overrides in all_overrides:
+        trainer = make_trainer(config, overrides, run_dir)
+        found.append(trainer.engine.loss_scale)
+        trainer.report.close()
+        trainer.engine.close()
+    return found
+
+
+def test_b32_a_scale_goes_on_where_it_still_means_something(
+    config: Path, saved: Path, tmp_path: Path
+) -> None:
+    """From fp32 to fp16 it starts anew, from fp16 to fp16 it goes on; else the config rules."""
+    fp16 = ['precision.dtype="fp16"', "precision.loss_scale_window=1"]
+    save = [*fp16, "precision.initial_loss_scale=64", 'checkpoint.save="checkpoints"']
+    (run,) = on_ranks(1, train, config, save, tmp_path)
+    assert run.scales[-1] > 64
+    own, other = (f'checkpoint.load="{folder}"' for folder in (tmp_path / "checkpoints", saved))
+    cases = {
+        (*fp16, own): run.scales[-1],
+        (*fp16, other): 65536.0,
+        (fp16[0], "precision.loss_scale=32", own): 32.0,
+        ('precision.dtype="bf16"', own): 1.0,
+    }
+    (found,) = on_ranks(1, scales, config, [list(case) for case in cases], tmp_path)
+    assert found == list(cases.values())
 
 
 def test_b40_steps_that_exist_and_steps_that_do_not(
@@ -243,6 +274,8 @@ def test_a_failed_save_is_told_to_all_and_leaves_the_old_one(
     root = tmp_path / "checkpoints"
     assert (root / "latest").read_text().strip() == "global_step2"
     on_disk(root / "global_step2")
+    # The pointer moves last: the new checkpoint is whole by then.
+    assert (root / "global_step4").is_dir() == (fault is pointer_in_the_way)
     load = ['checkpoint.load="checkpoints"', "checkpoint.exit_on_missing_checkpoint=true"]
     assert on_ranks(2, attempt, config, load, tmp_path) == [(2, "")] * 2
     shutil.rmtree(root / ".latest.tmp", ignore_errors=True)

@@ -138,7 +138,9 @@ def test_what_a_checkpoint_says_of_itself(config: Path, tmp_path: Path) -> None:
     assert {axis: raw["layout"][axis] for axis in ("tp", "dp", "pp")} == {"tp": 2, "dp": 1, "pp": 2}
     assert raw["model"]["hidden_size"] == 32
     embedding = raw["tensors"]["embedding.word_embeddings.weight"]
-    assert embedding == {"shape": [90, 32], "dtype": "float32"}, "no padding on disk"
+    assert embedding["shape"] == [90, 32] and embedding["dtype"] == "float32", "no padding on disk"
+    assert embedding["cut"] == {"dim": 0, "length": 96}, "what another layout has to know"
+    assert raw["tensors"]["final_norm.weight"]["cut"] is None
     assert "layers.1.attention.query.weight" in raw["tensors"], "and nothing fused"
     assert raw["boxes"][0].keys() == {"tensor", "state", "offset", "size", "file", "key"}
     names = {path.name for path in folder.iterdir()}

@@ -67,5 +67,5 @@ class TrainingConfig(Section):
     """Stop with a checkpoint after this many minutes. null: no limit."""
 
     compile: Flag = False
-    """Compile the transformer layers and the loss with torch.compile: 10 to 60 s at the start, faster
-    steps after it."""
+    """Compile the transformer layers and the loss with torch.compile: 10 to 60 s at the start,
+    faster steps after it."""

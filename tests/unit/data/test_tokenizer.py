@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
+from megatron_lite.data.tokenizer import ByteTokenizer, build_tokenizer
+from megatron_lite.data.tokenizer_base import Tokenizer
 
 WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}
 

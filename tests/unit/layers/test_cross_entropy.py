@@ -9,14 +9,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from megatron_lite.layers.cross_entropy import vocab_parallel_cross_entropy
+from megatron_lite.layers.cross_entropy import (
+    LossKernels,
+    loss_kernels,
+    vocab_parallel_cross_entropy,
+)
 from megatron_lite.mpu.groups import Group
 
 
-def ours(logits: Tensor, targets: Tensor, weights: Tensor, *, vocab: int) -> tuple[Tensor, Tensor]:
+def ours(
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    *,
+    vocab: int,
+    kernels: LossKernels | None = None,
+) -> tuple[Tensor, Tensor]:
     """Loss and gradient of the logits of 3 × the loss."""
     leaf = logits.clone().requires_grad_()
-    loss = vocab_parallel_cross_entropy(leaf * 1, targets, weights, vocab_size=vocab, group=Group())
+    loss = vocab_parallel_cross_entropy(
+        leaf * 1, targets, weights, vocab_size=vocab, group=Group(), kernels=kernels
+    )
     (3 * loss).backward()
     assert leaf.grad is not None
     return loss.detach(), leaf.grad
@@ -103,3 +116,19 @@ def test_half_precision_logits_are_summed_in_float32(dtype: torch.dtype) -> None
     # Only the stored gradient is rounded: half a unit in the last place.
     rounding = torch.finfo(dtype).eps
     torch.testing.assert_close(grad.double(), expected_grad, rtol=rounding, atol=1e-6)
+
+
+def test_compiled_kernels_equal_plain_torch() -> None:
+    kernels = loss_kernels(compiled=True)
+    dtype = torch.bfloat16
+    for tokens in (64, 24):  # the second size is compiled for any size
+        logits, targets, weights = batch(tokens, 1024, 1000)
+        weights[::3] = 0
+        logits = logits.to(dtype)
+        loss, grad = ours(logits, targets, weights, vocab=1000, kernels=kernels)
+        expected, expected_grad = plain(logits, targets, weights, vocab=1000)
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+        rounding = torch.finfo(dtype).eps
+        found = grad[:, :1000].double()
+        torch.testing.assert_close(found, expected_grad, rtol=rounding, atol=1e-6)
+        assert not grad[:, 1000:].any()

@@ -1,0 +1,101 @@
+"""Who holds what under a layout, and which stored boxes a wanted box is put together from.
+
+Pure integers over a table of logical tensors; reads no file and knows no layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from megatron_lite.sharding.placement import Box, Cut, shard_box
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+class Boxed(Protocol):
+    """Something that lies in a box."""
+
+    @property
+    def box(self) -> Box: ...
+
+
+B = TypeVar("B", bound=Boxed)
+
+
+@dataclass(frozen=True)
+class LogicalTensor:
+    """Shape of a logical tensor, without padding, and how tensor parallelism cuts it."""
+
+    shape: tuple[int, ...]
+    cut: Cut | None
+
+
+@dataclass(frozen=True)
+class Copy(Generic[B]):
+    """`part` of the tensor is to be copied from `source`."""
+
+    source: B
+    part: Box
+
+
+def stage_of(name: str, layers: Sequence[range]) -> int:
+    """The pipeline stage that counts a logical tensor, `layers[s]` being the layers of stage s.
+
+    Numbered layers are where their number is; of the rest, the embedding is on the first stage
+    (a tied head's copy on the last is not counted) and all else on the last.
+    """
+    match = _LAYER.match(name)
+    if match is None:
+        return 0 if name.startswith("embedding.") else len(layers) - 1
+    number = int(match[1])
+    return next(stage for stage, held in enumerate(layers) if number in held)
+
+
+def shard_contents(
+    tensors: Mapping[str, LogicalTensor],
+    layers: Sequence[range],
+    *,
+    stage: int,
+    tp_rank: int,
+    tp_size: int,
+) -> Iterator[tuple[str, Box]]:
+    """The boxes that one (stage, tensor rank) counts, tensors in the table's order.
+
+    Over all stages and ranks every element of every tensor comes exactly once. A rank that would
+    hold nothing but padding of a tensor, or a copy, has no box of it. ValueError where a tensor
+    can't be cut into `tp_size`.
+    """
+    for name, tensor in tensors.items():
+        if stage_of(name, layers) != stage:
+            continue
+        if tensor.cut is None and tp_rank > 0:
+            continue
+        if tensor.cut is not None and tensor.cut.length % tp_size:
+            raise ValueError(
+                f"{name}: dimension {tensor.cut.dim} of length {tensor.cut.length} can't be cut "
+                f"into {tp_size}"
+            )
+        box = shard_box(tensor.shape, tensor.cut, rank=tp_rank, size=tp_size)
+        if box.numel:
+            yield name, box
+
+
+def copies(wanted: Box, stored: Iterable[B]) -> list[Copy[B]]:
+    """What to copy from which of the stored boxes of the same tensor; ValueError for a gap.
+
+    Stored boxes don't overlap, so it is enough to count elements.
+    """
+    found = []
+    for source in stored:
+        part = source.box.intersect(wanted)
+        if part is not None:
+            found.append(Copy(source, part))
+    there = sum(copy.part.numel for copy in found)
+    if there != wanted.numel:
+        raise ValueError(
+            f"{there} of {wanted.numel} elements of offset {wanted.offset}, size {wanted.size}"
+        )
+    return found
