@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -68,15 +69,17 @@ class Contestant:
         """Every rank's answer; RuntimeError with the end of the log where a process ended."""
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(command + "\n")
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it ended; its missing answer tells
+                process.stdin.write(command + "\n")
+                process.stdin.flush()
         return [self._answer(process) for process in self._processes]
 
     def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended:\n{self._log.read_text()[-3000:]}")
+            code, log = process.wait(), self._log.read_text()[-3000:]
+            raise RuntimeError(f"{self.name} ended (exit code {code}; -9: out of memory?):\n{log}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -1,7 +1,7 @@
 """megatron_lite.train with a fault: `FAULT=raise:2:3` lets rank 2 raise in iteration 3.
 
-Kinds: raise, kill (SIGKILL), exit (with code 0), hang, wait (for a message that never comes), poison
-(an infinity in every gradient). The rank in DEAF ignores SIGTERM. Started by torchrun, or forked, in place of megatron_lite.train.
+Kinds: raise, kill (SIGKILL), exit (with code 0), hang, wait (for a message that never comes),
+poison (an infinity in every gradient). The rank in DEAF ignores SIGTERM.
 """
 
 from __future__ import annotations

@@ -144,6 +144,7 @@ def _child(argv: list[str], env: dict[str, str], paths: tuple[str, str]) -> None
     for number, path in enumerate(paths, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)
     if "FAULT" in env:
         faulty.install(env["FAULT"], env.get("DEAF", ""))
     sys.exit(main(argv))

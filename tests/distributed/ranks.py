@@ -97,6 +97,8 @@ def _rank(
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    # As in a run that was started by itself; the method of this process is inherited otherwise.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     try:
         dist.init_process_group(
