@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from work import CLIP, LEARNING_RATE, WEIGHT_DECAY, Shape
 
 Step = Callable[[], None]

@@ -28,13 +28,15 @@ WARM_UP = 2
 """Steps before the measured ones; the first one compiles."""
 NOTES = """\
 What runs how, and why:
-  Hugging Face and plain PyTorch: weights, gradients and AdamW's moments in bf16, fused AdamW, SDPA. It
-    is their fastest way (autocast over fp32 weights casts them in every step); they keep no fp32 master.
-  Their logits are float32 for the loss: the library does it so, and the loss of 32,000 words in bf16
-    would have two digits.
-  megatron_lite: its trainer on a config with ZeRO-1, fp32 master and moments, clipping. The ratios are
-    of `training.compile: true`, what a long run sets; its cost is shown, and the eager step beside it.
-  Peers are not compiled, as their users mostly run them; plain PyTorch under torch.compile is shown too."""
+  Hugging Face and plain PyTorch: weights, gradients and AdamW's moments in bf16, fused AdamW,
+    SDPA. It is their fastest way (autocast over fp32 weights casts them in every step); they keep
+    no fp32 master. Their logits are float32 for the loss: the library does it so, and the loss of
+    32,000 words in bf16 would have two digits.
+  megatron_lite: its trainer on a config with ZeRO-1, fp32 master and moments, clipping. The ratios
+    are of `training.compile: true`, what a long run sets; its cost is shown, and the eager step
+    beside it.
+  Peers are not compiled, as their users mostly run them; plain PyTorch under torch.compile is shown
+    too."""
 
 
 @dataclass
@@ -52,7 +54,11 @@ class Lane:
 def main(argv: list[str] | None = None) -> int:
     """Run both sizes; the last line of the output is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, three repetitions: shows that it runs, and no speed")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes, three repetitions: shows that it runs, and no speed",
+    )
     parser.add_argument("--repetitions", type=int, help="measured steps of each (default: 9)")
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--threads", type=int, default=2, help="of a lone process (default: 2)")
