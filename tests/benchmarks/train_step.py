@@ -1,8 +1,8 @@
-"""Speed of a training step beside its peers: Hugging Face's LLaMA, bare PyTorch, tensor parallel 2.
+"""Speed of a training step beside its peers: Hugging Face's LLaMA, bare PyTorch, tensor parallel.
 
-`python tests/benchmarks/train_step.py [--quick]`. Everyone trains the same network in bf16: forward,
-backward, clipping, AdamW. Each contestant is a process of its own; they take turns step by step, so
-that whatever else the machine does meets all of them alike. Needs about 11 GB of free memory.
+`python tests/benchmarks/train_step.py [--quick]`. Everyone trains the same network in bf16:
+forward, backward, clipping, AdamW. Each contestant is a process of its own; they take turns step by
+step, so that whatever else the machine does meets all of them alike. Needs about 11 GB of memory.
 """
 
 from __future__ import annotations
