@@ -1,7 +1,9 @@
 # Makes the virtual environment .venv and the compiled kernels, or re-uses them. To be sourced by the
-# other scripts, from the repository root; EXTRA=test adds what the tests need.
+# other scripts, from the repository root; EXTRA=test adds what the tests need, VENV=/path/to/folder
+# puts it elsewhere.
 
 PYTHON="${PYTHON:-python3}"
+VENV="${VENV:-$PWD/.venv}"
 
 say() { printf '== %s\n' "$*"; }
 
@@ -14,20 +16,20 @@ command -v g++ >/dev/null ||
 
 # The stamp is the setup.py that was installed; a change of it installs again.
 EXTRA="${EXTRA:-}"
-stamp=".venv/installed${EXTRA:+-$EXTRA}"
-if cmp -s setup.py "$stamp" || { [ -z "$EXTRA" ] && cmp -s setup.py .venv/installed-test; }; then
-  say "environment: re-using .venv"
+stamp="$VENV/installed${EXTRA:+-$EXTRA}"
+if cmp -s setup.py "$stamp" || { [ -z "$EXTRA" ] && cmp -s setup.py "$VENV/installed-test"; }; then
+  say "environment: re-using $VENV"
 else
-  say "environment: installing into .venv (a few minutes the first time)"
-  [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
+  say "environment: installing into $VENV (a few minutes the first time)"
+  [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
   # torch first and by itself: deepspeed looks for it when it is installed.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
     "$(sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' setup.py)"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
     --editable ".${EXTRA:+[$EXTRA]}"
   cp setup.py "$stamp"
 fi
-export PATH="$PWD/.venv/bin:$PATH" TORCH_EXTENSIONS_DIR="$PWD/.venv/torch_extensions"
+export PATH="$VENV/bin:$PATH" TORCH_EXTENSIONS_DIR="$VENV/torch_extensions"
 
 say "kernels: compiling DeepSpeed's CPU Adam unless it is there (a few minutes the first time)"
 python - <<'EOP' || fail "DeepSpeed's CPU Adam did not compile; see the messages above"

@@ -51,4 +51,4 @@ else
 fi
 
 say "metrics: $RUN/metrics.jsonl, checkpoint: $RUN/checkpoints, resolved config: $RUN/config.json"
-say "curves: .venv/bin/tensorboard --logdir $RUN/tensorboard"
+say "curves: $VENV/bin/tensorboard --logdir $RUN/tensorboard"

@@ -15,7 +15,7 @@ SHORTER = ["--set", "training.train_iters=4", "--set", "logging.log_interval=1"]
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the repository, with its environment."""
+    """The files of the repository."""
     folder = tmp_path_factory.mktemp("clone")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.check_output(listed, cwd=ROOT, text=True).splitlines():
@@ -23,7 +23,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes((ROOT / name).read_bytes())
             (folder / name).chmod((ROOT / name).stat().st_mode)
-    (folder / ".venv").symlink_to(ROOT / ".venv")
     return folder
 
 
@@ -31,7 +30,7 @@ def quickstart(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["bash", "launch/quickstart.sh", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"VENV": str(ROOT / ".venv")},
         capture_output=True,
         text=True,
         timeout=240,
