@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -27,6 +27,7 @@ from megatron_lite.engine.zero3_engine import Zero3Engine
 from megatron_lite.layers.context import LayerContext, placement_of
 from megatron_lite.layers.kernels import describe_kernels
 from megatron_lite.models.gpt import GPTStage
+from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.random import RngStreams
@@ -37,6 +38,7 @@ from megatron_lite.pipeline.partition import partition_layers
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
 from megatron_lite.resume import restore
+from megatron_lite.saving import Saver
 from megatron_lite.trainer import Part, Trainer
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -58,8 +60,13 @@ def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:
     return Grid(tp_size=tp, dp_size=world_size // (tp * pp), pp_size=pp, rank=rank)
 
 
-def build_trainer(config: RunConfig, place: Place) -> Trainer:
-    """Everything that one rank needs to train, with its checkpoint loaded."""
+def build_trainer(
+    config: RunConfig, place: Place, *, origins: Mapping[str, str] | None = None
+) -> Trainer:
+    """Everything that one rank needs to train, with its checkpoint loaded.
+
+    `origins` says where each value of the config was written, for the checkpoints that it saves.
+    """
     with together(DataError):  # a file can be missing on one node alone
         tokenizer = build_run_tokenizer(config)
         vocab_size = config.model.vocab_size or tokenizer.vocab_size
@@ -69,8 +76,10 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
     stage = build_stage(config, place, streams=streams, vocab_size=vocab_size)
     engine = build_engine(config, place, stage)
     started = perf_counter()
-    progress, loaded = restore(
+    resolved = resolved_dict(config)
+    start = restore(
         config,
+        resolved,
         root=_in_run(place, config.checkpoint.load),
         grid=place.groups.grid,
         engine=engine,
@@ -80,7 +89,7 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
     report = Reporter(
         config,
         run_dir=place.run_dir,
-        progress=progress,
+        progress=start.progress,
         speed=Speed.of(
             config,
             vocab_size=vocab_size,
@@ -92,21 +101,31 @@ def build_trainer(config: RunConfig, place: Place) -> Trainer:
     )
     report.say(describe_run(config, place, stage))
     report.say(describe_kernels(place.device))
-    report.say(loaded)
-    if progress.iteration > 0:
-        report.checkpoint("load", progress, seconds=loading)
+    timer = StepTimer()
+    for line in start.lines:
+        report.say(line)
+    if start.bytes:
+        report.checkpoint("load", start.progress, seconds=loading, size=start.bytes)
     return Trainer(
         config=config,
-        resolved=resolved_dict(config),
+        resolved=resolved,
+        origins=origins or {},
         groups=place.groups,
         engine=engine,
         executor=build_executor(config, place, engine),
         streams=streams,
-        train_batches=training_data(config, place, datasets.train, tokenizer, progress),
+        train_batches=training_data(config, place, datasets.train, tokenizer, start.progress),
         evaluations=evaluation_data(config, place, datasets, tokenizer),
         report=report,
-        progress=progress,
-        save_to=_in_run(place, config.checkpoint.save),
+        progress=start.progress,
+        saver=Saver(
+            config.checkpoint,
+            _in_run(place, config.checkpoint.save),
+            timer=timer,
+            report=report,
+            device=place.device,
+        ),
+        timer=timer,
         device=place.device,
     )
 
@@ -241,7 +260,7 @@ def training_data(
     """This replica's micro-batches without end, from where the run stands."""
     data = place.groups.data
     numbers = training_batches(
-        progress.consumed_samples,
+        progress.consumed_samples - progress.data_start,
         micro_batch_size=config.training.micro_batch_size,
         dp_rank=data.rank,
         dp=data.size,

@@ -12,6 +12,8 @@ class Progress:
     iteration: int = 0
     """Steps taken, skipped ones included."""
     consumed_samples: int = 0
+    data_start: int = 0
+    """Samples that were consumed when the present data began; their first sample is this one's."""
     updates: int = 0
     """Steps that changed the weights: the position of the learning-rate schedule."""
     skipped: int = 0

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from megatron_lite.checkpoint.save import Saved
 from megatron_lite.config.batch import train_iters
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.engine.interface import StepOutcome
@@ -177,15 +178,30 @@ class Reporter:
         if self._board is not None:
             self._board.evaluation(row)
 
+    def saved(self, saved: Saved, progress: Progress, *, seconds: float, waited: float) -> None:
+        """One checkpoint written; training waited for it `waited` seconds."""
+        for line in saved.differing:
+            self._echo(f" WARNING: replicas drifted: {line} |")
+        self.checkpoint("save", progress, seconds=seconds, size=saved.bytes, waited=waited)
+
     def checkpoint(
-        self, event: Literal["save", "load"], progress: Progress, *, seconds: float
+        self,
+        event: Literal["save", "load"],
+        progress: Progress,
+        *,
+        seconds: float,
+        size: int,
+        waited: float | None = None,
     ) -> None:
-        """One checkpoint written or read."""
+        """One checkpoint of `size` bytes written or read; null `waited`: the whole time."""
         row = CheckpointMetrics(
             event=event,
             iteration=progress.iteration,
             consumed_samples=progress.consumed_samples,
             elapsed_ms=1000 * seconds,
+            waited_ms=1000 * (seconds if waited is None else waited),
+            bytes=size,
+            gb_per_second=size / seconds / 1e9,
         )
         self._echo(checkpoint_line(row))
         if self._metrics is not None:

@@ -70,7 +70,8 @@ def _train(
     grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
     groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
     try:
-        trainer = build_trainer(loaded.config, Place(groups, device, run_dir))
+        place = Place(groups, device, run_dir)
+        trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
     state = _fit(trainer)
@@ -137,3 +138,5 @@ def describe(loaded: LoadedConfig, run_dir: Path) -> None:
         (run_dir / name).write_text(json.dumps(value, indent=2) + "\n")
     for line in loaded.warnings:
         print(f"warning: {line}", file=sys.stderr)
+    for line in loaded.notes:
+        print(f" {line} |", flush=True)

@@ -14,8 +14,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config
+from megatron_lite.config.resuming import SavedRun, resume_config
+from megatron_lite.config.schema import CheckpointConfig
 from megatron_lite.outcome import Outcome
 
 DONE, FAILED, REFUSED, REQUEUE = 0, 1, 2, 3
@@ -54,12 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Read now: by the time torch is imported a launcher may be gone.
     launcher = os.getppid() if launcher_is_parent(os.environ) else None
     try:
-        loaded = load_config(
-            args.config,
-            args.set,
-            None if args.validate_only and not launched else launched.get("world_size", 1),
-            check_files=not args.validate_only,
-        )
+        loaded = configure(args, launched)
     except ConfigError as error:
         return refuse(str(error), args, launched)
     if args.validate_only:
@@ -83,6 +82,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(loaded, args.run_dir, launched, launcher=launcher)
 
 
+def configure(args: argparse.Namespace, launched: Mapping[str, int]) -> LoadedConfig:
+    """The run's config; where it goes on from a checkpoint, with what was chosen for that one."""
+    world_size = None if args.validate_only and not launched else launched.get("world_size", 1)
+    check_files = not args.validate_only
+    loaded = load_config(args.config, args.set, world_size, check_files=check_files)
+    saved = saved_run(loaded.config.checkpoint, args.run_dir)
+    if saved is None or loaded.config.checkpoint.finetune:
+        return loaded
+    return resume_config(args.config, args.set, world_size, check_files=check_files, saved=saved)
+
+
+def saved_run(config: CheckpointConfig, run_dir: Path) -> SavedRun | None:
+    """The config in the checkpoint that is to be loaded; None where there is none, or none whole,
+    which is told when it is loaded."""
+    if config.load is None:
+        return None
+    with suppress(CheckpointError):
+        folder = store.find(run_dir / config.load, step=config.ckpt_step)
+        if folder is not None:
+            saved, origins = (store.read_json(folder, f"{n}.json") for n in ("config", "origins"))
+            return SavedRun(folder.name, saved, origins)
+    return None
+
+
 def refuse(error: str, args: argparse.Namespace, launched: Mapping[str, int]) -> int:
     """Tell why a run does not start, once for all ranks; returns the exit code."""
     outcome = Outcome(args.run_dir, rank=launched.get("rank", 0))
@@ -104,6 +127,8 @@ def show(loaded: LoadedConfig) -> int:
     from megatron_lite.config.validate import missing_files
 
     print(render_resolved(loaded))
+    for line in loaded.notes:
+        print(f"// {line}")
     for line in [*loaded.warnings, *map(str, missing_files(loaded.config))]:
         print(f"warning: {line}", file=sys.stderr)
     return DONE

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from megatron_lite.checkpoint.save import Snapshot, save
+from megatron_lite.checkpoint.save import Snapshot
 from megatron_lite.config.batch import global_batch_size_at, num_microbatches, train_iters
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.loader import MicroBatch
@@ -28,6 +27,7 @@ from megatron_lite.pipeline.executor import PipelineExecutor, Program
 from megatron_lite.pipeline.schedules import build_schedule, forward_only
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter
+from megatron_lite.saving import Saver
 
 Part = Literal["valid", "test"]
 
@@ -43,6 +43,8 @@ class Trainer:
     config: RunConfig
     resolved: Mapping[str, Any]
     """The config as plain JSON values, which a checkpoint keeps."""
+    origins: Mapping[str, str]
+    """Where each of them was written."""
     groups: ProcessGroups
     engine: Engine
     executor: PipelineExecutor
@@ -52,24 +54,24 @@ class Trainer:
     """This rank's micro-batches of a part, anew at each call; every rank gets the same number."""
     report: Reporter
     progress: Progress
-    save_to: Path | None
+    saver: Saver
+    timer: StepTimer
     device: torch.device
-    timer: StepTimer = field(default_factory=StepTimer)
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
-    _saved_at: int = -1
     _logged_samples: int = 0
     _incurable: int = 0
     """Skipped steps in a row that a lower loss scale can't cure."""
 
     def fit(self) -> Literal["done", "requeue"]:
         """Train to the end, or until the time is up (then "requeue")."""
-        self._saved_at = self.progress.iteration
+        self.saver.nothing_new(self.progress.iteration)
         self._logged_samples = self.progress.consumed_samples
         total = train_iters(self.config.training)
         reason: Literal["done", "requeue"] = "done"
         while self.progress.iteration < total:
             self.iteration(total)
+            self.saver.finish_written()
             if self._due(self.config.training.eval_interval) and "valid" in self.evaluations:
                 self.evaluate("valid")
             if self._due(self.config.checkpoint.save_interval):
@@ -80,6 +82,7 @@ class Trainer:
         if reason == "done" and "test" in self.evaluations:
             self.evaluate("test")
         self.save()
+        self.saver.finish()
         why = {"done": "all iterations done", "requeue": "exit_duration_in_mins is over"}
         self.report.summary(self.progress, self.timer, why[reason])
         return reason
@@ -200,23 +203,19 @@ class Trainer:
         return self.groups.pipeline.size
 
     def save(self) -> None:
-        """Write a checkpoint unless the current step has one."""
-        step = self.progress.iteration
-        if self.save_to is None or self._saved_at == step:
-            return
-        snapshot = Snapshot(
-            fragments=self.engine.fragments(),
+        """Save the current step."""
+        self.saver.save(self.progress, self._snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
+            fragments=list(self.engine.fragments()),
             rng=self.streams.states(),
             progress=asdict(self.progress),
             scalars=self.engine.scalars(),
-            layout=self.groups.grid.sizes,
+            grid=self.groups.grid,
             config=dict(self.resolved),
+            origins=self.origins,
         )
-        started = self.timer.totals["save"]
-        with self.timer.apart("save"):
-            save(self.save_to, step, snapshot, keep_last=self.config.checkpoint.keep_last)
-        self._saved_at = step
-        self.report.checkpoint("save", self.progress, seconds=self.timer.totals["save"] - started)
 
     def _time_is_up(self) -> bool:
         limit = self.config.training.exit_duration_in_mins

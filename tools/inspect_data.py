@@ -7,7 +7,7 @@ import sys
 
 from megatron_lite.data.inspection import check, describe
 from megatron_lite.data.tokenizer import build_tokenizer
-from megatron_lite.data.tool_runner import add_tokenizer_flags, run_tool
+from megatron_lite.data.tool_runner import add_tokenizer_flags, run_data_tool
 
 
 def main() -> None:
@@ -39,4 +39,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    sys.exit(run_data_tool(main))

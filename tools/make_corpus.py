@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from megatron_lite.data.corpus import make_corpus
-from megatron_lite.data.tool_runner import run_tool
+from megatron_lite.data.tool_runner import run_data_tool
 
 
 def main() -> None:
@@ -21,4 +21,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    sys.exit(run_data_tool(main))

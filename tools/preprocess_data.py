@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from megatron_lite.data.preprocess import PreprocessOptions, preprocess
-from megatron_lite.data.tool_runner import add_tokenizer_flags, run_tool
+from megatron_lite.data.tool_runner import add_tokenizer_flags, run_data_tool
 
 _EPILOG = """Writes PREFIX_KEY_document.bin and .idx (PREFIX_KEY_sentence with --split-sentences).
 Special tokens: none by default, and none that a tokenizer's own template would add; text that
@@ -62,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    sys.exit(run_data_tool(main))

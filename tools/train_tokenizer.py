@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from megatron_lite.data.sentencepiece_training import MODEL_TYPES, train_sentencepiece
-from megatron_lite.data.tool_runner import run_tool
+from megatron_lite.data.tool_runner import run_data_tool
 
 
 def main() -> None:
@@ -33,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_tool(main))
+    sys.exit(run_data_tool(main))

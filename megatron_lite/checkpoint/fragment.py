@@ -9,9 +9,6 @@ from torch import Tensor
 
 from megatron_lite.sharding.placement import Piece, Placement
 
-STATES = ("fp32", "exp_avg", "exp_avg_sq")
-"""Master weights and Adam's two moments, each of them float32."""
-
 
 @dataclass(frozen=True)
 class Fragment:

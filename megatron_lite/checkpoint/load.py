@@ -6,60 +6,53 @@ Each rank reads for itself, and only the bytes that it needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from megatron_lite.checkpoint.assemble import assemble, cast
 from megatron_lite.checkpoint.errors import CheckpointError
-from megatron_lite.checkpoint.fragment import STATES, Fragment
-from megatron_lite.checkpoint.manifest import Manifest, StoredBox
-from megatron_lite.sharding.placement import Piece
-from megatron_lite.sharding.plan import copies
+from megatron_lite.checkpoint.fragment import Fragment
+from megatron_lite.checkpoint.manifest import STATES, Manifest, StoredFile
+from megatron_lite.checkpoint.scan import compare_file, file_facts
+from megatron_lite.checkpoint.tensor_file import TensorReaders
+
+WEIGHTS = STATES[:1]
 
 
-def load_fragments(folder: Path, manifest: Manifest, fragments: Iterable[Fragment]) -> None:
-    """Fill the fragments' states from the checkpoint.
+def load_fragments(
+    folder: Path,
+    manifest: Manifest,
+    fragments: Iterable[Fragment],
+    *,
+    states: Iterable[str] = STATES,
+    lenient: bool = False,
+) -> int:
+    """Fill states of the fragments from the checkpoint; returns the bytes that were read.
 
-    Raises CheckpointError where boxes don't cover a tensor; see `check_tensors` for the rest.
+    Weights are widened to float32 where they are stored in 16 bits. `lenient` leaves tensors that
+    the checkpoint lacks as they are. CheckpointError where boxes don't cover a tensor; see
+    `check_tensors` for the rest.
     """
-    stored: dict[tuple[str, str], list[StoredBox]] = {}
-    for box in manifest.boxes:
-        stored.setdefault((box.tensor, box.state), []).append(box)
-    with ExitStack() as stack:
-        files: dict[str, Any] = {}
-
-        def opened(name: str) -> Any:
-            if name not in files:
-                files[name] = stack.enter_context(_open(folder / name))
-            return files[name]
-
+    total = 0
+    stored = {state: state for state in states} | {WEIGHTS[0]: manifest.weight_state}
+    with TensorReaders(folder) as readers:
         for fragment in fragments:
             for piece in fragment.pieces:
-                for state in STATES:
-                    boxes = stored.get((piece.tensor, state), [])
-                    _fill(fragment.view(state, piece), piece, boxes, opened)
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: can't be read ({error})") from error
-
-
-def _fill(target: Tensor, piece: Piece, boxes: Iterable[StoredBox], opened: Any) -> None:
-    try:
-        parts = copies(piece.box, boxes)
-    except ValueError as error:
-        raise CheckpointError(f"{piece.tensor}: the checkpoint holds {error}") from error
-    for copy in parts:
-        stored = copy.source
-        values = opened(stored.file).get_slice(stored.key)[copy.part.slices(stored.box.offset)]
-        target[copy.part.slices(piece.box.offset)].copy_(values)
+                if lenient and piece.tensor not in manifest.tensors:
+                    continue
+                for state in states:
+                    target = fragment.view(state, piece)
+                    boxes = assemble(manifest, readers, piece.tensor, stored[state], piece.box)
+                    for part, values in boxes:
+                        total += values.nbytes
+                        widened = torch.from_numpy(cast(values, manifest.dtype, "float32"))
+                        target[part.slices(piece.box.offset)].copy_(widened)
+    return total
 
 
 def shapes_of(fragments: Iterable[Fragment]) -> dict[str, tuple[int, ...]]:
@@ -67,29 +60,66 @@ def shapes_of(fragments: Iterable[Fragment]) -> dict[str, tuple[int, ...]]:
     return {piece.tensor: piece.shape for f in fragments for piece in f.pieces}
 
 
-def check_tensors(manifest: Manifest, model: Mapping[str, tuple[int, ...]]) -> None:
+@dataclass
+class Mismatch:
+    """How the logical tensors of a checkpoint and of a model differ, a line each."""
+
+    missing: list[str] = field(default_factory=list)
+    superfluous: list[str] = field(default_factory=list)
+    reshaped: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        """All of them."""
+        return [*self.reshaped, *self.missing, *self.superfluous]
+
+
+def check_tensors(
+    manifest: Manifest, model: Mapping[str, tuple[int, ...]], *, lenient: bool = False
+) -> list[str]:
     """Compare the checkpoint's logical tensors with those of the whole model.
 
-    Raises CheckpointError, listing all that are missing, superfluous or of another shape.
+    Raises CheckpointError, listing all that are missing, superfluous or of another shape; with
+    `lenient` only for the shapes, and the others' lines are returned.
     """
-    faults = []
+    found = Mismatch()
     for name in sorted({*manifest.tensors, *model}):
         there, needed = manifest.tensors.get(name), model.get(name)
         if there is None:
-            faults.append(f"{name}: not in the checkpoint")
+            found.missing.append(f"{name}: not in the checkpoint")
         elif needed is None:
-            faults.append(f"{name}: not in the model")
+            found.superfluous.append(f"{name}: not in the model")
         elif there.shape != needed:
-            faults.append(f"{name}: shape {there.shape} in the checkpoint, {needed} in the model")
-    if faults:
-        raise CheckpointError("the checkpoint does not fit the model:\n  " + "\n  ".join(faults))
+            shapes = f"shape {there.shape} in the checkpoint, {needed} in the model"
+            found.reshaped.append(f"{name}: {shapes}")
+    if found.reshaped or (found.lines and not lenient):
+        raise CheckpointError(
+            "the checkpoint does not fit the model:\n  " + "\n  ".join(found.lines)
+        )
+    return found.lines
+
+
+def check_files(folder: Path, files: Mapping[str, StoredFile]) -> list[str]:
+    """A line for each file that is not what was written."""
+    faults: list[str] = []
+    for name, said in files.items():
+        try:
+            faults += compare_file(folder / name, file_facts(folder / name), said)
+        except CheckpointError as error:
+            faults.append(str(error))
+    return faults
 
 
 def load_rng(folder: Path, rank: int) -> Mapping[str, Tensor]:
     """The random streams that `rank` saved; they mean something on the same layout only."""
-    path = folder / f"rng_{rank:05d}.safetensors"
+    path = folder / rng_file(rank)
     try:
         streams: Mapping[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: can't be read ({error})") from error
     return streams
+
+
+def rng_file(rank: int) -> str:
+    """Name of the file with a rank's random streams."""
+    return f"rng_{rank:05d}.safetensors"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from megatron_lite.sharding.plan import LogicalTensor
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
+STATES = ("fp32", "exp_avg", "exp_avg_sq")
+"""Of a checkpoint to train on: master weights and Adam's two moments, each of them float32."""
+WEIGHT = "weight"
+"""The one state of a checkpoint of weights alone; its dtype is the manifest's."""
+CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""What safetensors calls a dtype."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,11 @@ class StoredBox:
     box: Box
     file: str
     key: str
+
+    @classmethod
+    def named(cls, tensor: str, state: str, box: Box, file: str) -> StoredBox:
+        """With the key that every writer gives it."""
+        return cls(tensor, state, box, file, f"{tensor}|{state}|{','.join(map(str, box.offset))}")
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,32 @@ class Manifest:
     """Every logical tensor: its shape, and how tensor parallelism cuts it on any layout."""
     boxes: list[StoredBox]
     files: dict[str, StoredFile]
+    dtype: str = "float32"
+    """Of all logical tensors."""
     format_version: int = field(default=FORMAT_VERSION)
+
+    @property
+    def step(self) -> int:
+        """The iteration after which it was saved; its folder is named by it."""
+        return int(self.progress["iteration"])
+
+    @cached_property
+    def stored(self) -> dict[tuple[str, str], list[StoredBox]]:
+        """The boxes of each (tensor, state)."""
+        found: dict[tuple[str, str], list[StoredBox]] = {}
+        for box in self.boxes:
+            found.setdefault((box.tensor, box.state), []).append(box)
+        return found
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The states that it holds, `STATES` or `WEIGHT`."""
+        return tuple(dict.fromkeys(box.state for box in self.boxes))
+
+    @property
+    def weight_state(self) -> str:
+        """The state that weights are read from."""
+        return WEIGHT if WEIGHT in self.states else STATES[0]
 
     def write(self, folder: Path) -> None:
         """Write it as JSON, a line a box."""
@@ -64,7 +101,7 @@ class Manifest:
             "layout": self.layout,
             "model": self.model,
             "tensors": {
-                name: {"dtype": "float32", **asdict(tensor)}
+                name: {"dtype": self.dtype, **asdict(tensor)}
                 for name, tensor in self.tensors.items()
             },
             "files": {name: asdict(file) for name, file in self.files.items()},
@@ -93,11 +130,12 @@ class Manifest:
                 tensors={name: _tensor_from_json(t) for name, t in raw["tensors"].items()},
                 boxes=[_box_from_json(box) for box in raw["boxes"]],
                 files={name: StoredFile(**file) for name, file in raw["files"].items()},
+                dtype=next((t["dtype"] for t in raw["tensors"].values()), "float32"),
                 format_version=version,
             )
         except FileNotFoundError:
             raise CheckpointError(f"{path}: missing; the checkpoint is not whole") from None
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}: damaged ({error})") from error
 
 

@@ -1,44 +1,71 @@
 """Write a checkpoint: every rank its own boxes, in parallel, with no gather of tensors.
 
-All ranks call `save` together. Only lists of boxes and file hashes travel to rank 0, which writes
-the manifest and commits.
+`Save` has three parts: `begin` and `finish` are collective, `write` between them is not and may run
+in a thread. Only lists of boxes and hashes travel to rank 0, which writes the manifest and commits.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.copies import CopyHashes, differing_copies, names_of_copies
 from megatron_lite.checkpoint.errors import CheckpointError
-from megatron_lite.checkpoint.fragment import STATES, Fragment
-from megatron_lite.checkpoint.manifest import Manifest, StoredBox, StoredFile
+from megatron_lite.checkpoint.fragment import Fragment
+from megatron_lite.checkpoint.load import rng_file
+from megatron_lite.checkpoint.manifest import CODES, STATES, Manifest, StoredBox, StoredFile
+from megatron_lite.checkpoint.scan import file_facts
+from megatron_lite.checkpoint.tensor_file import TensorWriter
+from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.reductions import together
 from megatron_lite.sharding.plan import LogicalTensor
 
-_READ_BYTES = 1 << 24
 T = TypeVar("T")
+DTYPE = "float32"
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """What a rank contributes; `fragments` and `rng` are its own, the rest equal on all ranks."""
 
-    fragments: Iterable[Fragment]
+    fragments: Sequence[Fragment]
     rng: Mapping[str, Tensor]
     progress: dict[str, Any]
     scalars: dict[str, Any]
-    layout: dict[str, int]
+    grid: Grid
     config: dict[str, Any]
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each value of the config was written; a resumed run keeps those that somebody chose."""
+
+    def copied(self) -> Snapshot:
+        """With states of its own on the host, which further training does not change."""
+        copies = [
+            Fragment(f.placement, f.start, {k: v.cpu().clone() for k, v in f.states.items()})
+            for f in self.fragments
+        ]
+        rng = {name: stream.clone() for name, stream in self.rng.items()}
+        fields = {**vars(self), "fragments": copies, "rng": rng, "progress": dict(self.progress)}
+        return Snapshot(**fields)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is there."""
+
+    folder: Path
+    bytes: int
+    differing: list[str]
+    """A line for each tensor whose copies on several ranks are not the same bits."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +75,129 @@ class _Part:
     boxes: list[StoredBox]
     tensors: dict[str, LogicalTensor]
     files: dict[str, StoredFile]
+    hashes: CopyHashes
 
 
-def save(root: Path, step: int, snapshot: Snapshot, *, keep_last: int | None = None) -> Path:
-    """Write `<root>/global_step<step>` and point `latest` to it; returns the folder.
+def save(root: Path, snapshot: Snapshot, *, keep_last: int | None = None) -> Saved:
+    """Write `<root>/global_step<iteration>` and point `latest` to it.
 
     Raises CheckpointError on every rank where any rank failed; older checkpoints stay as they are.
     """
-    rank = dist.get_rank()
-    folder = root / f".global_step{step}.tmp"
-    with together(CheckpointError):
-        if rank == 0:
-            _told(root, lambda: store.begin(root, step))
-    with together(CheckpointError):
-        part = _told(root, lambda: _write_part(folder, snapshot, rank))
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, part)
-    with together(CheckpointError):
-        if rank == 0:
-            _told(root, lambda: _commit(folder, root, step, snapshot, parts, keep_last))
-    return store.step_folder(root, step)
+    saving = Save(root, snapshot, keep_last=keep_last)
+    saving.write()
+    return saving.finish()
+
+
+class Save:
+    """One checkpoint on its way to the disk. All ranks make it, and finish it, together."""
+
+    def __init__(self, root: Path, snapshot: Snapshot, *, keep_last: int | None = None) -> None:
+        self._root, self._snapshot, self._keep_last = root, snapshot, keep_last
+        self._step = int(snapshot.progress["iteration"])
+        self._folder = store.unfinished(root, self._step)
+        self._rank = dist.get_rank()
+        self._part: _Part | None = None
+        self._error: CheckpointError | None = None
+        self._copied: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        own = names_of_copies(self._snapshot.fragments), _size(self._snapshot.fragments)
+        everyones: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, own)
+        self._copied = {name for names, _ in everyones for name in names}
+        with together(CheckpointError):
+            if self._rank == 0:
+                _told(self._root, lambda: store.begin(self._root, self._step))
+                store.require_space(self._root, sum(size for _, size in everyones))
+
+    def write(self) -> None:
+        """Write this rank's files. An error waits for `finish`."""
+        try:
+            self._part = _told(self._root, self._write)
+        except CheckpointError as error:
+            self._error = error
+
+    def _write(self) -> _Part:
+        shard = f"shard_{self._rank:05d}.safetensors"
+        fragments = self._snapshot.fragments
+        part = _Part([], {}, {}, CopyHashes(self._snapshot.grid))
+        placed = [
+            (fragment, piece, state)
+            for state in STATES
+            for fragment in fragments
+            if fragment.placement.counted
+            for piece in fragment.pieces
+        ]
+        for _, piece, state in placed:
+            part.tensors[piece.tensor] = LogicalTensor(piece.shape, piece.cut)
+            part.boxes.append(StoredBox.named(piece.tensor, state, piece.box, shard))
+        shapes = {box.key: box.box.size for box in part.boxes}
+        with TensorWriter(self._folder / shard, shapes, CODES[DTYPE]) as writer:
+            for fragment, piece, state in placed:
+                values = fragment.view(state, piece).detach().cpu().numpy()
+                writer.write(values)
+                if piece.tensor in self._copied:
+                    part.hashes.add(piece, state, values, counted=True)
+        part.files[shard] = StoredFile(writer.bytes, writer.digest)
+        part.hashes.add_copies(fragments)
+        self._write_rng(part)
+        for name in part.files:  # each by its writer: a network file system syncs no other's
+            store.sync(self._folder / name)
+        return part
+
+    def _write_rng(self, part: _Part) -> None:
+        name = rng_file(self._rank)
+        save_file(dict(self._snapshot.rng), self._folder / name)
+        part.files[name] = file_facts(self._folder / name)
+
+    def finish(self) -> Saved:
+        """Commit, once all ranks have written; CheckpointError on every rank if one has failed."""
+        try:
+            with together(CheckpointError):
+                if self._error is not None:
+                    raise self._error
+            parts: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(parts, self._part)
+            with together(CheckpointError):
+                if self._rank == 0:
+                    _told(self._root, lambda: self._commit(parts))
+        except CheckpointError:
+            if self._rank == 0:  # a full disk has better use for the space
+                shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        return Saved(
+            store.step_folder(self._root, self._step),
+            sum(file.bytes for part in parts for file in part.files.values()),
+            differing_copies(part.hashes for part in parts),
+        )
+
+    def _commit(self, parts: list[_Part]) -> None:
+        snapshot = self._snapshot
+        manifest = Manifest(
+            progress=snapshot.progress,
+            scalars=snapshot.scalars,
+            layout=snapshot.grid.sizes,
+            model=snapshot.config["model"],
+            tensors=dict(sorted({k: v for part in parts for k, v in part.tensors.items()}.items())),
+            boxes=[box for part in parts for box in part.boxes],
+            files={k: v for part in parts for k, v in part.files.items()},
+            dtype=DTYPE,
+        )
+        manifest.write(self._folder)
+        for name, value in (("config", snapshot.config), ("origins", dict(snapshot.origins))):
+            (self._folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
+        store.commit(self._folder, self._root, self._step, keep_last=self._keep_last)
+
+
+def _size(fragments: Iterable[Fragment]) -> int:
+    """Bytes that a rank writes."""
+    return sum(
+        4 * piece.box.numel * len(STATES)
+        for fragment in fragments
+        if fragment.placement.counted
+        for piece in fragment.pieces
+    )
 
 
 def _told(root: Path, work: Callable[[], T]) -> T:
@@ -76,54 +206,3 @@ def _told(root: Path, work: Callable[[], T]) -> T:
         return work()
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"saving to {root} failed: {error}") from error
-
-
-def _write_part(folder: Path, snapshot: Snapshot, rank: int) -> _Part:
-    shard, rng = f"shard_{rank:05d}.safetensors", f"rng_{rank:05d}.safetensors"
-    values: dict[str, Tensor] = {}
-    boxes: list[StoredBox] = []
-    tensors: dict[str, LogicalTensor] = {}
-    for fragment in snapshot.fragments:
-        if not fragment.placement.counted:
-            continue  # another rank writes this copy
-        for piece in fragment.pieces:
-            tensors[piece.tensor] = LogicalTensor(piece.shape, piece.cut)
-            for state in STATES:
-                key = f"{piece.tensor}|{state}|{','.join(map(str, piece.box.offset))}"
-                values[key] = fragment.view(state, piece).cpu()
-                boxes.append(StoredBox(piece.tensor, state, piece.box, shard, key))
-    save_file(values, folder / shard)
-    save_file(dict(snapshot.rng), folder / rng)
-    files = {name: file_facts(folder / name) for name in (shard, rng)}
-    return _Part(boxes, tensors, files)
-
-
-def _commit(
-    folder: Path,
-    root: Path,
-    step: int,
-    snapshot: Snapshot,
-    parts: list[_Part],
-    keep_last: int | None,
-) -> None:
-    manifest = Manifest(
-        progress=snapshot.progress,
-        scalars=snapshot.scalars,
-        layout=snapshot.layout,
-        model=snapshot.config["model"],
-        tensors=dict(sorted({k: v for part in parts for k, v in part.tensors.items()}.items())),
-        boxes=[box for part in parts for box in part.boxes],
-        files={k: v for part in parts for k, v in part.files.items()},
-    )
-    manifest.write(folder)
-    (folder / "config.json").write_text(json.dumps(snapshot.config, indent=2) + "\n")
-    store.commit(folder, root, step, keep_last=keep_last)
-
-
-def file_facts(path: Path) -> StoredFile:
-    """Size and hash of a file as it lies on the disk."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return StoredFile(path.stat().st_size, digest.hexdigest())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_lite.config.batch import data_parallel_size
-from megatron_lite.config.compose import compose
+from megatron_lite.config.compose import Tree, compose
 from megatron_lite.config.derive import derive
 from megatron_lite.config.draft import draft_section
 from megatron_lite.config.errors import ConfigError, Problem
@@ -30,6 +30,8 @@ class LoadedConfig:
     """JSON path of each value to `file:line`, `--set`, `default` or `derived`."""
     warnings: list[str] = field(default_factory=list)
     """Legal but costly choices, one line each."""
+    notes: list[str] = field(default_factory=list)
+    """How it differs from the config of the checkpoint that it goes on from, one line each."""
 
     @property
     def data_parallel_size(self) -> int:
@@ -43,6 +45,7 @@ def load_config(
     world_size: int | None = None,
     *,
     check_files: bool = False,
+    beneath: Tree | None = None,
 ) -> LoadedConfig:
     """Read, compose, resolve and check a configuration.
 
@@ -50,11 +53,13 @@ def load_config(
         overrides: `section.key=JSON`, later ones win; a word that is not JSON is text.
         world_size: ranks of the run; None: launch.nodes x launch.gpus_per_node.
         check_files: also demand that corpora and tokenizer files exist on this machine.
+        beneath: values that hold where neither file nor overrides say anything; it is changed.
 
     Raises:
         ConfigError: with all problems at once.
     """
-    tree = compose(path, overrides)
+    tree = beneath or Tree()
+    tree.merge(compose(path, overrides))
     problems = list(tree.problems)
     draft = draft_section(RunConfig, tree.values, "", problems.append)
     derived = derive(draft, problems.append)

@@ -9,10 +9,17 @@ from typing import cast
 
 from megatron_lite.config.draft import Absent, Draft
 from megatron_lite.config.errors import Problem
-from megatron_lite.config.rules import advice, engine, files, model, parallel, training
+from megatron_lite.config.rules import advice, checkpoint, engine, files, model, parallel, training
 from megatron_lite.config.schema import RunConfig
 
-RULES = (*model.RULES, *parallel.RULES, *training.RULES, *engine.RULES, *files.RULES)
+RULES = (
+    *model.RULES,
+    *parallel.RULES,
+    *training.RULES,
+    *engine.RULES,
+    *files.RULES,
+    *checkpoint.RULES,
+)
 WORLD_RULES = (*parallel.WORLD_RULES, *training.WORLD_RULES)
 
 

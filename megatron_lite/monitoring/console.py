@@ -52,6 +52,9 @@ def checkpoint_line(row: CheckpointMetrics) -> str:
         f"{name} checkpoint at iteration {row.iteration}",
         f"consumed samples: {row.consumed_samples:12d}",
         f"elapsed time (ms): {row.elapsed_ms:.1f}",
+        f"training waited (ms): {row.waited_ms:.1f}",
+        f"size (MB): {row.bytes / 1e6:.1f}",
+        f"throughput (GB/s): {row.gb_per_second:.2f}",
     ]
     return _line(parts)
 

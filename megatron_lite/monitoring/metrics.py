@@ -57,12 +57,18 @@ class EvaluationMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetrics:
-    """One checkpoint written or read, and how long training waited for it, in ms."""
+    """One checkpoint written or read: how long it took, and training waited for it, in ms.
+
+    The two differ where a thread writes while training goes on.
+    """
 
     event: Literal["save", "load"]
     iteration: int
     consumed_samples: int
     elapsed_ms: float
+    waited_ms: float
+    bytes: int
+    gb_per_second: float
 
 
 Row = StepMetrics | EvaluationMetrics | CheckpointMetrics

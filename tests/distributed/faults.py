@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from megatron_lite.checkpoint.fragment import STATES
+from megatron_lite.checkpoint.manifest import STATES
 from megatron_lite.engine.interface import Engine
 from megatron_lite.trainer import Trainer, TrainingStopped
 from tests.distributed.runs import Result, logical_state, make_trainer

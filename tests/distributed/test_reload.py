@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from safetensors.numpy import load_file
 
-from megatron_lite.checkpoint import save as saving
 from megatron_lite.checkpoint.errors import CheckpointError
-from megatron_lite.checkpoint.fragment import STATES
-from megatron_lite.checkpoint.manifest import Manifest
+from megatron_lite.checkpoint.manifest import STATES, Manifest
+from megatron_lite.checkpoint.tensor_file import TensorWriter
 from megatron_lite.report import Reporter
 from megatron_lite.trainer import Trainer
 from tests.distributed.ranks import on_ranks
@@ -240,14 +239,14 @@ def full_disk(trainer: Trainer) -> None:
     """Let rank 1 find no space from its second checkpoint on."""
     if dist.get_rank() != 1:
         return
-    write = saving.save_file
+    write = TensorWriter.write
 
-    def no_space(tensors: object, path: Path) -> None:
+    def no_space(self: TensorWriter, values: np.ndarray) -> None:
         if trainer.progress.iteration > 2:
-            raise OSError(28, "No space left on device", str(path))
-        write(tensors, path)
+            raise OSError(28, "No space left on device")
+        write(self, values)
 
-    saving.save_file = no_space
+    TensorWriter.write = no_space  # type: ignore[method-assign]
 
 
 def pointer_in_the_way(trainer: Trainer) -> None:
@@ -256,7 +255,7 @@ def pointer_in_the_way(trainer: Trainer) -> None:
 
     def blocked() -> None:
         if trainer.progress.iteration > 2 and dist.get_rank() == 0:
-            (trainer.save_to / ".latest.tmp").mkdir(exist_ok=True)
+            (trainer.saver.root / ".latest.tmp").mkdir(exist_ok=True)
         save()
 
     trainer.save = blocked

@@ -124,7 +124,7 @@ def test_b32_loss_scaler_goes_on_as_well(config: Path, tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_says_of_itself(config: Path, tmp_path: Path) -> None:
     """The manifest as the design describes it, and files that are what it says."""
-    from megatron_lite.checkpoint.save import file_facts
+    from megatron_lite.checkpoint.scan import file_facts
 
     overrides = [*layout(2, 2, zero=2), 'checkpoint.save="checkpoints"', "training.train_iters=2"]
     on_ranks(4, train, config, overrides, tmp_path)
@@ -144,7 +144,7 @@ def test_what_a_checkpoint_says_of_itself(config: Path, tmp_path: Path) -> None:
     assert "layers.1.attention.query.weight" in raw["tensors"], "and nothing fused"
     assert raw["boxes"][0].keys() == {"tensor", "state", "offset", "size", "file", "key"}
     names = {path.name for path in folder.iterdir()}
-    assert names == {*raw["files"], "manifest.json", "config.json"}
+    assert names == {*raw["files"], "manifest.json", "config.json", "origins.json"}
     kinds = ("shard", "rng")
     assert raw["files"].keys() == {f"{k}_0000{r}.safetensors" for k in kinds for r in range(4)}
     for name, facts in raw["files"].items():

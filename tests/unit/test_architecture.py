@@ -25,6 +25,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"sharding"}),
         frozenset({f"pipeline.{m}" for m in PURE_PIPELINE}),
         frozenset({"outcome"}),
+        frozenset({"command"}),
     ),
     (frozenset({"mpu"}), frozenset({"monitoring"}), frozenset({"health"})),
     (
@@ -35,13 +36,20 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     ),
     (frozenset({"models"}),),
     (frozenset({"engine"}),),
-    (frozenset({"trainer", "report", "progress", "resume"}),),
+    (frozenset({"trainer", "report", "progress", "resume", "saving"}),),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
     (frozenset({"session"}),),
     (frozenset({"train"}),),
 )
-PURE = ("config", "sharding", "outcome", "mpu.grid", *(f"pipeline.{m}" for m in PURE_PIPELINE))
+PURE = (
+    "config",
+    "sharding",
+    "outcome",
+    "command",
+    "mpu.grid",
+    *(f"pipeline.{m}" for m in PURE_PIPELINE),
+)
 """Modules that must load where torch is not installed."""
 DEEPSPEED = ("engine.deepspeed_setup",)
 ENVIRONMENT = ("train", "session")

@@ -10,7 +10,7 @@ from megatron_lite.config.blend import parse_blend
 from megatron_lite.config.draft import Absent
 from megatron_lite.config.errors import NO_VALUE, Problem
 from megatron_lite.config.rules.common import Rule, without_effect
-from megatron_lite.config.schema import CheckpointConfig, DataConfig, RunConfig
+from megatron_lite.config.schema import DataConfig, RunConfig
 from megatron_lite.config.split import parse_split
 
 CORPORA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
@@ -69,24 +69,6 @@ def vocabulary_is_known(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("model.vocab_size", NO_VALUE, rule, "give it, or name a tokenizer")
 
 
-def saving_has_a_folder(cfg: RunConfig) -> Iterator[Problem]:
-    """When and how much to save means nothing without a place."""
-    if cfg.checkpoint.save is None:
-        names, why = ("save_interval", "keep_last"), "without checkpoint.save"
-        yield from without_effect(cfg.checkpoint, CheckpointConfig, names, "checkpoint", why)
-
-
-def loading_has_a_folder(cfg: RunConfig) -> Iterator[Problem]:
-    """What to load means nothing without a place."""
-    if cfg.checkpoint.load is not None:
-        return
-    why = "without checkpoint.load"
-    yield from without_effect(cfg.checkpoint, CheckpointConfig, ("ckpt_step",), "checkpoint", why)
-    if cfg.checkpoint.exit_on_missing_checkpoint:
-        path = "checkpoint.exit_on_missing_checkpoint"
-        yield Problem(path, True, f"has no effect {why}", "leave it out")
-
-
 def missing_files(cfg: RunConfig) -> Iterator[Problem]:
     """Corpora and tokenizer files that this machine lacks; faulty fields are passed over."""
     for name in CORPORA:
@@ -114,6 +96,4 @@ RULES: tuple[Rule, ...] = (
     validation_exists,
     tokenizer_has_its_files,
     vocabulary_is_known,
-    saving_has_a_folder,
-    loading_has_a_folder,
 )

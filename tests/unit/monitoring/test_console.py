@@ -72,10 +72,19 @@ def test_b52_validation_and_test_lines_differ() -> None:
 
 
 def test_checkpoint_lines() -> None:
-    row = CheckpointMetrics(event="save", iteration=20, consumed_samples=640, elapsed_ms=7.5)
+    row = CheckpointMetrics(
+        event="save",
+        iteration=20,
+        consumed_samples=640,
+        elapsed_ms=7.5,
+        waited_ms=2.5,
+        bytes=3_000_000,
+        gb_per_second=0.4,
+    )
     assert checkpoint_line(row) == (
         " saved checkpoint at iteration 20 | consumed samples:          640 |"
-        " elapsed time (ms): 7.5 |"
+        " elapsed time (ms): 7.5 | training waited (ms): 2.5 | size (MB): 3.0 |"
+        " throughput (GB/s): 0.40 |"
     )
     assert checkpoint_line(replace(row, event="load")).startswith(" loaded checkpoint at ")
 

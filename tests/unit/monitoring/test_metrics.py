@@ -94,7 +94,15 @@ def test_other_events_carry_their_own_facts() -> None:
     valid = EvaluationMetrics(
         event="valid", iteration=20, consumed_samples=640, lm_loss=3.5, elapsed_ms=12.0
     )
-    save = CheckpointMetrics(event="save", iteration=20, consumed_samples=640, elapsed_ms=7.5)
+    save = CheckpointMetrics(
+        event="save",
+        iteration=20,
+        consumed_samples=640,
+        elapsed_ms=7.5,
+        waited_ms=2.5,
+        bytes=3_000_000,
+        gb_per_second=0.4,
+    )
     assert strict_loads(to_json(valid)) == {
         "event": "valid",
         "iteration": 20,
@@ -107,6 +115,9 @@ def test_other_events_carry_their_own_facts() -> None:
         "iteration": 20,
         "consumed_samples": 640,
         "elapsed_ms": 7.5,
+        "waited_ms": 2.5,
+        "bytes": 3_000_000,
+        "gb_per_second": 0.4,
     }
 
 

@@ -1,0 +1,255 @@
+"""Rewrite a checkpoint so that a rank of another layout finds its boxes in one file; with a proof.
+
+Three passes: read the source (checksums, fingerprints), write the shards, read the result. A
+stretch of a box is held at a time, so memory does not grow with the model, and finished shards
+survive a kill. One process, no torch. Called by tools/reshard_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.assemble import assemble, cast
+from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.checkpoint.fingerprint import Fingerprints
+from megatron_lite.checkpoint.manifest import CODES, WEIGHT, Manifest, StoredBox
+from megatron_lite.checkpoint.scan import file_facts, scan, uncovered
+from megatron_lite.checkpoint.tensor_file import DTYPES, TensorReaders, TensorWriter, Values
+from megatron_lite.pipeline.partition import partition_layers
+from megatron_lite.sharding.plan import shard_contents
+
+JOB = "reshard.json"
+"""What an unfinished folder is made from; a resumed run must be the same one."""
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a checkpoint is rewritten for."""
+
+    tp: int
+    pp: int
+    dp: int = 1
+    """Recorded only: ZeRO partitions read parts of their shard's file."""
+    layers: tuple[int, ...] | None = None
+    """Transformer layers of each stage; None: as even as possible."""
+    weights_only: bool = False
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the new checkpoint: the boxes that a (stage, tensor rank) counts."""
+
+    file: str
+    boxes: tuple[StoredBox, ...]
+
+    @property
+    def numel(self) -> int:
+        """Its numbers."""
+        return sum(stored.box.numel for stored in self.boxes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to be written, and what of the source is not."""
+
+    source: Manifest
+    target: Target
+    shards: tuple[Shard, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the numbers of all shards."""
+        width: int = DTYPES[CODES[self.target.dtype]].itemsize
+        return width * sum(shard.numel for shard in self.shards)
+
+    @property
+    def dropped(self) -> list[str]:
+        """What the result lacks, a line each."""
+        lines = [
+            f"{name}: random streams of the old layout"
+            for name in self.source.files
+            if name.startswith("rng_")
+        ]
+        if self.target.weights_only:
+            gone = [state for state in self.source.states if state != self.source.weight_state]
+            lines += [f"state {state} of every tensor" for state in gone]
+        return lines
+
+    def state_before(self, state: str) -> str:
+        """The source's name of a state of the result."""
+        return self.source.weight_state if state == WEIGHT else state
+
+
+def plan(source: Manifest, target: Target) -> Plan:
+    """The shards of the new checkpoint; CheckpointError where the model can't be cut so."""
+    if target.dtype != source.dtype and not target.weights_only:
+        raise CheckpointError(
+            f"optimizer states stay {source.dtype}: {target.dtype} is for weights alone"
+        )
+    states = (WEIGHT,) if target.weights_only else source.states
+    try:
+        layers = partition_layers(source.model["num_layers"], target.pp, target.layers)
+        shards = [
+            _shard(source, layers, states, stage=stage, tp_rank=rank, tp_size=target.tp)
+            for stage in range(target.pp)
+            for rank in range(target.tp)
+        ]
+    except ValueError as error:
+        raise CheckpointError(f"tensor {target.tp} x pipeline {target.pp}: {error}") from error
+    return Plan(source, target, tuple(shard for shard in shards if shard.boxes))
+
+
+def _shard(
+    source: Manifest,
+    layers: Sequence[range],
+    states: Sequence[str],
+    *,
+    stage: int,
+    tp_rank: int,
+    tp_size: int,
+) -> Shard:
+    file = f"shard_{stage * tp_size + tp_rank:05d}.safetensors"
+    held = list(
+        shard_contents(source.tensors, layers, stage=stage, tp_rank=tp_rank, tp_size=tp_size)
+    )
+    boxes = [StoredBox.named(name, state, box, file) for state in states for name, box in held]
+    return Shard(file, tuple(boxes))
+
+
+def reshard(
+    source: Path,
+    root: Path,
+    plan: Plan,
+    *,
+    workers: int = 1,
+    progress: Progress = lambda count: None,
+) -> tuple[Path, Fingerprints]:
+    """Rewrite the checkpoint in folder `source` as one of the same step under `root`.
+
+    `progress` is told the bytes of each pass; in all source + 2 × result. Returns the new folder
+    and the fingerprints that source and result share. CheckpointError, with nothing committed,
+    where the source is damaged, the result differs from it, or `root` has that step already.
+    """
+    step = plan.source.step
+    if store.exists(root, step):
+        raise CheckpointError(f"{store.step_folder(root, step)} exists; remove it first")
+    before = _fingerprint_source(source, plan, workers, progress)
+    folder = _working_folder(source, root, plan)
+    _write(source, folder, plan, workers, progress)
+    boxes = [box for shard in plan.shards for box in shard.boxes]
+    found = scan(folder, boxes, workers=workers, progress=progress)
+    _compare(before, found.fingerprints, found.faults, folder)
+    result = replace(
+        plan.source,
+        layout={"tp": plan.target.tp, "dp": plan.target.dp, "pp": plan.target.pp},
+        boxes=boxes,
+        files=found.files,
+        dtype=plan.target.dtype,
+    )
+    result.write(folder)
+    (folder / "config.json").write_text(_config(source, plan.target))
+    (folder / "origins.json").write_text((source / "origins.json").read_text())
+    (folder / JOB).unlink()
+    store.commit(folder, root, step, keep_last=None)
+    return store.step_folder(root, step), found.fingerprints
+
+
+def _fingerprint_source(source: Path, plan: Plan, workers: int, progress: Progress) -> Fingerprints:
+    """Fingerprints of what the result must hold; CheckpointError where the source is damaged."""
+    manifest, target = plan.source, plan.target
+    convert = partial(cast, source=manifest.dtype, target=target.dtype)
+    found = scan(
+        source,
+        manifest.boxes,
+        files=manifest.files,
+        workers=workers,
+        cast=convert if target.dtype != manifest.dtype else None,
+        progress=progress,
+    )
+    if faults := [*found.faults, *uncovered(manifest)]:
+        raise CheckpointError("the source is damaged:\n  " + "\n  ".join(faults))
+    if not target.weights_only:
+        return found.fingerprints
+    sums = found.fingerprints.sums.items()
+    return Fingerprints({(t, WEIGHT): v for (t, s), v in sums if s == manifest.weight_state})
+
+
+def _compare(before: Fingerprints, after: Fingerprints, faults: list[str], folder: Path) -> None:
+    wrong = [f"{tensor} ({state})" for tensor, state in before.differing(after)]
+    if faults or wrong:
+        raise CheckpointError(
+            f"{folder}: the result is not what the source holds; delete this folder and start "
+            "again:\n  " + "\n  ".join([*faults, *wrong])
+        )
+
+
+def _write(source: Path, folder: Path, plan: Plan, workers: int, progress: Progress) -> None:
+    """Write the shards that are not there yet, several at a time."""
+
+    def one(shard: Shard) -> None:
+        path = folder / shard.file
+        if path.is_file():
+            progress(path.stat().st_size)
+            return
+        with TensorReaders(source) as readers:
+            _write_shard(path, shard, plan, readers, progress)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            list(pool.map(one, plan.shards))
+        except OSError as error:
+            pool.shutdown(cancel_futures=True)
+            raise CheckpointError(
+                f"writing to {folder} failed: {error}; the same command goes on from here"
+            ) from error
+
+
+def _write_shard(
+    path: Path, shard: Shard, plan: Plan, readers: TensorReaders, progress: Progress
+) -> None:
+    before, after = plan.source.dtype, plan.target.dtype
+    unfinished = path.with_suffix(".part")
+    shapes = {stored.key: stored.box.size for stored in shard.boxes}
+    with TensorWriter(unfinished, shapes, CODES[after]) as writer:
+        for stored in shard.boxes:
+            state = plan.state_before(stored.state)
+            for _, values in assemble(plan.source, readers, stored.tensor, state, stored.box):
+                converted: Values = cast(values, before, after)
+                writer.write(converted)
+                progress(converted.nbytes)
+    store.sync(unfinished)
+    unfinished.rename(path)
+
+
+def _working_folder(source: Path, root: Path, plan: Plan) -> Path:
+    """The folder to write into; what an earlier run of the same job left there is kept."""
+    job = json.dumps(
+        {"source": file_facts(source / "manifest.json").xxh3_128, "target": asdict(plan.target)}
+    )
+    folder = store.unfinished(root, plan.source.step)
+    marker = folder / JOB
+    if not (marker.is_file() and marker.read_text() == job):
+        store.begin(root, plan.source.step)
+        marker.write_text(job)
+    there = sum(path.stat().st_size for path in folder.iterdir())
+    store.require_space(root, plan.bytes - there)
+    return folder
+
+
+def _config(source: Path, target: Target) -> str:
+    """The run's config, asking for the new layout."""
+    config = store.read_json(source, "config.json")
+    config["parallel"] = config["parallel"] | {
+        "tensor_model_parallel_size": target.tp,
+        "pipeline_model_parallel_size": target.pp,
+        "pipeline_model_parallel_layout": None if target.layers is None else list(target.layers),
+    }
+    return json.dumps(config, indent=2) + "\n"

@@ -1,0 +1,146 @@
+"""Read every byte of a checkpoint: is each file what was written, and which tensors do they hold?
+
+Nothing is put together: a file is read once, from its beginning to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.checkpoint.fingerprint import Fingerprints, box_fingerprint
+from megatron_lite.checkpoint.manifest import Manifest, StoredBox, StoredFile
+from megatron_lite.checkpoint.tensor_file import TensorReader, Values, stretches
+from megatron_lite.sharding.placement import Box
+from megatron_lite.sharding.plan import copies
+
+_READ_BYTES = 1 << 24
+
+
+@dataclass
+class Scan:
+    """What was found in a folder."""
+
+    files: dict[str, StoredFile] = field(default_factory=dict)
+    fingerprints: Fingerprints = field(default_factory=Fingerprints)
+    faults: list[str] = field(default_factory=list)
+    """A line for each file that can't be read, or is not what the manifest says."""
+
+
+def scan(
+    folder: Path,
+    boxes: Iterable[StoredBox],
+    *,
+    files: Mapping[str, StoredFile] | None = None,
+    workers: int = 1,
+    cast: Callable[[Values], Values] | None = None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> Scan:
+    """Hash the files of `boxes`, and all `files` if given, and compare those with what they are.
+
+    `cast` is what is done to values before they enter a fingerprint; `progress` is told the bytes.
+    """
+    held: dict[str, dict[str, StoredBox]] = {name: {} for name in files or ()}
+    for box in boxes:
+        held.setdefault(box.file, {})[box.key] = box
+
+    def one(name: str) -> Scan:
+        try:
+            return _scan_file(folder / name, held[name], cast, progress)
+        except CheckpointError as error:
+            return Scan(faults=[str(error)])
+
+    whole = Scan()
+    with ThreadPoolExecutor(workers) as pool:
+        for name, found in zip(held, pool.map(one, held), strict=True):
+            whole.files |= found.files
+            whole.fingerprints.update(found.fingerprints)
+            whole.faults += found.faults
+            if files is not None and not found.faults:
+                whole.faults += compare_file(folder / name, found.files[name], files.get(name))
+    return whole
+
+
+def compare_file(path: Path, found: StoredFile, said: StoredFile | None) -> list[str]:
+    """A line that says how a file is not what the manifest says; none if it is."""
+    if said is None:
+        return [f"{path}: is not in the manifest's list of files"]
+    if found.bytes != said.bytes:
+        return [f"{path}: has {found.bytes} bytes, {said.bytes} were written"]
+    if found.xxh3_128 != said.xxh3_128:
+        return [f"{path}: checksum {found.xxh3_128}, not {said.xxh3_128}: its bytes have changed"]
+    return []
+
+
+def _scan_file(
+    path: Path,
+    boxes: Mapping[str, StoredBox],
+    cast: Callable[[Values], Values] | None,
+    progress: Callable[[int], None],
+) -> Scan:
+    if not boxes:
+        return Scan(files={path.name: file_facts(path, progress=progress)})
+    fingerprints = Fingerprints()
+    reader = TensorReader(path)
+    try:
+        header = np.empty(reader.data_start, dtype=np.uint8)
+        reader.fill(0, header)
+        digest = xxhash.xxh3_128(header.data)
+        count = header.nbytes
+        for key in reader.keys:
+            stored = boxes.get(key)
+            if stored is None or reader.shape(key) != stored.box.size:
+                raise CheckpointError(f"{path}: {key} is not what the manifest says")
+            whole = Box((0,) * len(stored.box.size), stored.box.size)
+            for part in stretches(whole, reader.dtype(key).itemsize):
+                values = reader.read(key, part)
+                digest.update(values.data)
+                count += values.nbytes
+                offset = tuple(a + b for a, b in zip(part.offset, stored.box.offset, strict=True))
+                taken = values if cast is None else cast(values)
+                value = box_fingerprint(taken, Box(offset, part.size))
+                fingerprints.add(stored.tensor, stored.state, value)
+                progress(values.nbytes)
+        if missing := sorted(boxes.keys() - set(reader.keys)):
+            raise CheckpointError(f"{path}: holds no tensor {missing[0]}")
+    finally:
+        reader.close()
+    return Scan({path.name: StoredFile(count, digest.hexdigest())}, fingerprints)
+
+
+def file_facts(path: Path, *, progress: Callable[[int], None] = lambda count: None) -> StoredFile:
+    """Size and hash of a file as it lies on the disk; CheckpointError where it can't be read."""
+    digest, size = xxhash.xxh3_128(), 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+                size += len(block)
+                progress(len(block))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read ({error})") from error
+    return StoredFile(size, digest.hexdigest())
+
+
+def uncovered(manifest: Manifest) -> list[str]:
+    """A line for each state of a tensor that the boxes don't hold exactly once."""
+    faults = []
+    for name, tensor in manifest.tensors.items():
+        for state in manifest.states:
+            boxes = manifest.stored.get((name, state), [])
+            try:
+                copies(Box((0,) * len(tensor.shape), tensor.shape), boxes)
+            except ValueError as error:
+                faults.append(f"{name} ({state}): the boxes hold {error}")
+            if any(a.box.intersect(b.box) for a, b in combinations(boxes, 2)):
+                faults.append(f"{name} ({state}): boxes overlap")
+    return faults

@@ -1,0 +1,53 @@
+"""Saving and loading: keys that nothing would read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron_lite.config.errors import Problem
+from megatron_lite.config.rules.common import Rule, without_effect
+from megatron_lite.config.schema import CheckpointConfig, RunConfig
+
+LOADING = (
+    "ckpt_step",
+    "verify_on_load",
+    "fall_back_to_older",
+    "finetune",
+    "no_load_optim",
+    "no_load_rng",
+    "strict",
+    "changed_data",
+)
+
+
+def saving_has_a_folder(cfg: RunConfig) -> Iterator[Problem]:
+    """When and how much to save means nothing without a place."""
+    if cfg.checkpoint.save is None:
+        names, why = ("save_interval", "keep_last", "async_save"), "without checkpoint.save"
+        yield from without_effect(cfg.checkpoint, CheckpointConfig, names, "checkpoint", why)
+
+
+def loading_has_a_folder(cfg: RunConfig) -> Iterator[Problem]:
+    """What to load means nothing without a place."""
+    if cfg.checkpoint.load is not None:
+        return
+    why = "without checkpoint.load"
+    yield from without_effect(cfg.checkpoint, CheckpointConfig, LOADING, "checkpoint", why)
+    if cfg.checkpoint.exit_on_missing_checkpoint:
+        path = "checkpoint.exit_on_missing_checkpoint"
+        yield Problem(path, True, f"has no effect {why}", "leave it out")
+
+
+def loading_is_unambiguous(cfg: RunConfig) -> Iterator[Problem]:
+    """A new run from weights loads no optimizer, streams or position anyway; a step is exact."""
+    checkpoint = cfg.checkpoint
+    if checkpoint.finetune:
+        unread: tuple[str, ...] = ("no_load_optim", "no_load_rng", "changed_data")
+        why = "with checkpoint.finetune"
+        yield from without_effect(checkpoint, CheckpointConfig, unread, "checkpoint", why)
+    if checkpoint.ckpt_step is not None:
+        unread, why = ("fall_back_to_older",), "beside checkpoint.ckpt_step"
+        yield from without_effect(checkpoint, CheckpointConfig, unread, "checkpoint", why)
+
+
+RULES: tuple[Rule, ...] = (saving_has_a_folder, loading_has_a_folder, loading_is_unambiguous)
