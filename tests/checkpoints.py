@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from megatron_lite.checkpoint.fingerprint import box_fingerprint
 from megatron_lite.checkpoint.manifest import STATES, Manifest, StoredBox
 from megatron_lite.checkpoint.scan import file_facts
 from megatron_lite.pipeline.partition import partition_layers
-from megatron_lite.sharding.placement import Cut
+from megatron_lite.sharding.placement import Box, Cut
 from megatron_lite.sharding.plan import LogicalTensor, shard_contents
 
 Arrays = dict[tuple[str, str], np.ndarray]
@@ -70,6 +71,14 @@ class Made:
         return Manifest.read(self.folder)
 
 
+def fingerprints(arrays: Arrays) -> dict[tuple[str, str], int]:
+    """Of whole tensors."""
+    return {
+        key: box_fingerprint(values, Box((0,) * values.ndim, values.shape))
+        for key, values in arrays.items()
+    }
+
+
 def make(
     root: Path,
     shape: Shape | None = None,
@@ -78,8 +87,9 @@ def make(
     tp: int = 1,
     pp: int = 1,
     seed: int = 0,
+    proof: bool = True,
 ) -> Made:
-    """Write random states as ranks of a layout would."""
+    """Write random states as ranks of a layout would; without `proof` no fingerprints."""
     shape = shape or Shape()
     tensors, rng = shape.tensors(), np.random.default_rng(seed)
     made = Made(root, root / f"global_step{step}")
@@ -112,6 +122,7 @@ def make(
         tensors=tensors,
         boxes=boxes,
         files=files,
+        fingerprints=fingerprints(made.arrays) if proof else {},
     )
     manifest.write(made.folder)
     parallel = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}

@@ -10,6 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.checkpoint.fingerprint import Fingerprints
 from megatron_lite.checkpoint.inspection import (
     describe,
     differences,
@@ -66,12 +67,21 @@ def main() -> None:
         for line in found.fingerprints.lines():
             print(line)
         print(f"total {found.fingerprints.total()}")
-    if faults := [*found.faults, *uncovered(manifest)]:
+    if faults := [*found.faults, *uncovered(manifest), *other_numbers(manifest, found)]:
         raise Unequal("damaged:\n  " + "\n  ".join(faults))
     if args.verify:
         print(f"verified: {len(manifest.files)} files are what was written")
     if args.diff:
         compare((folder, manifest), found, locate(args.diff, args.diff_step))
+
+
+def other_numbers(manifest: Manifest, found: Scan) -> list[str]:
+    """A line for each state of a tensor that is not what was saved; for some with all files well,
+    since the manifest itself may have been changed."""
+    if not manifest.fingerprints or found.faults:
+        return []
+    wrong = Fingerprints(manifest.fingerprints).differing(found.fingerprints)
+    return [f"{tensor} ({state}): not the numbers that were saved" for tensor, state in wrong]
 
 
 def read(folder: Path, manifest: Manifest) -> Scan:

@@ -67,6 +67,8 @@ class Manifest:
     files: dict[str, StoredFile]
     dtype: str = "float32"
     """Of all logical tensors."""
+    fingerprints: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Of each (tensor, state), taken from memory when it was saved; empty if it was not."""
     format_version: int = field(default=FORMAT_VERSION)
 
     @property
@@ -101,7 +103,15 @@ class Manifest:
             "layout": self.layout,
             "model": self.model,
             "tensors": {
-                name: {"dtype": self.dtype, **asdict(tensor)}
+                name: {
+                    "dtype": self.dtype,
+                    **asdict(tensor),
+                    "fingerprints": {
+                        state: f"{self.fingerprints[name, state]:016x}"
+                        for state in self.states
+                        if (name, state) in self.fingerprints
+                    },
+                }
                 for name, tensor in self.tensors.items()
             },
             "files": {name: asdict(file) for name, file in self.files.items()},
@@ -131,6 +141,11 @@ class Manifest:
                 boxes=[_box_from_json(box) for box in raw["boxes"]],
                 files={name: StoredFile(**file) for name, file in raw["files"].items()},
                 dtype=next((t["dtype"] for t in raw["tensors"].values()), "float32"),
+                fingerprints={
+                    (name, state): int(value, 16)
+                    for name, tensor in raw["tensors"].items()
+                    for state, value in tensor.get("fingerprints", {}).items()
+                },
                 format_version=version,
             )
         except FileNotFoundError:

@@ -1,25 +1,28 @@
 """Rewrite a checkpoint so that a rank of another layout finds its boxes in one file; with a proof.
 
-Three passes: read the source (checksums, fingerprints), write the shards, read the result. A
-stretch of a box is held at a time, so memory does not grow with the model, and finished shards
-survive a kill. One process, no torch. Called by tools/reshard_checkpoint.py.
+Each shard is written and then read again for its fingerprints; in the end they must be those that
+were taken from memory when the source was saved. A stretch of a box is held at a time, so memory
+does not grow with the model. Finished shards survive a kill. One process, no torch.
+Called by tools/reshard_checkpoint.py.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.assemble import assemble, cast
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints
 from megatron_lite.checkpoint.manifest import CODES, WEIGHT, Manifest, StoredBox
-from megatron_lite.checkpoint.scan import file_facts, scan, uncovered
+from megatron_lite.checkpoint.scan import Scan, file_facts, merged, scan, uncovered
 from megatron_lite.checkpoint.tensor_file import DTYPES, TensorReaders, TensorWriter, Values
 from megatron_lite.pipeline.partition import partition_layers
 from megatron_lite.sharding.plan import shard_contents
@@ -141,18 +144,19 @@ def reshard(
     step = plan.source.step
     if store.exists(root, step):
         raise CheckpointError(f"{store.step_folder(root, step)} exists; remove it first")
-    before = _fingerprint_source(source, plan, workers, progress)
     folder = _working_folder(source, root, plan)
-    _write(source, folder, plan, workers, progress)
-    boxes = [box for shard in plan.shards for box in shard.boxes]
-    found = scan(folder, boxes, workers=workers, progress=progress)
-    _compare(before, found.fingerprints, found.faults, folder)
+    before = _fingerprints(source, plan, progress)
+    with ThreadPoolExecutor(workers) as pool:
+        found = merged(pool.map(partial(_make, source, folder, plan, progress), plan.shards))
+    if wrong := before.differing(found.fingerprints):
+        _explain(source, folder, plan, [*found.faults, *(f"{t} ({s})" for t, s in wrong)])
     result = replace(
         plan.source,
         layout={"tp": plan.target.tp, "dp": plan.target.dp, "pp": plan.target.pp},
-        boxes=boxes,
+        boxes=[box for shard in plan.shards for box in shard.boxes],
         files=found.files,
         dtype=plan.target.dtype,
+        fingerprints=found.fingerprints.sums,
     )
     result.write(folder)
     (folder / "config.json").write_text(_config(source, plan.target))
@@ -162,54 +166,54 @@ def reshard(
     return store.step_folder(root, step), found.fingerprints
 
 
-def _fingerprint_source(source: Path, plan: Plan, workers: int, progress: Progress) -> Fingerprints:
-    """Fingerprints of what the result must hold; CheckpointError where the source is damaged."""
+def _fingerprints(source: Path, plan: Plan, progress: Progress) -> Fingerprints:
+    """What the result must hold: as taken when it was saved, else of the source as it lies there.
+
+    CheckpointError where the source has to be read and is damaged.
+    """
     manifest, target = plan.source, plan.target
-    convert = partial(cast, source=manifest.dtype, target=target.dtype)
-    found = scan(
-        source,
-        manifest.boxes,
-        files=manifest.files,
-        workers=workers,
-        cast=convert if target.dtype != manifest.dtype else None,
-        progress=progress,
-    )
-    if faults := [*found.faults, *uncovered(manifest)]:
-        raise CheckpointError("the source is damaged:\n  " + "\n  ".join(faults))
+    size = sum(file.bytes for file in manifest.files.values())
+    if target.dtype == manifest.dtype and manifest.fingerprints:
+        progress(size)
+        sums = manifest.fingerprints
+    else:
+        convert = partial(cast, source=manifest.dtype, target=target.dtype)
+        found = scan(source, manifest.boxes, files=manifest.files, cast=convert, progress=progress)
+        if faults := [*found.faults, *uncovered(manifest)]:
+            raise CheckpointError("the source is damaged:\n  " + "\n  ".join(faults))
+        sums = found.fingerprints.sums
     if not target.weights_only:
-        return found.fingerprints
-    sums = found.fingerprints.sums.items()
-    return Fingerprints({(t, WEIGHT): v for (t, s), v in sums if s == manifest.weight_state})
+        return Fingerprints(sums)
+    weights = {tensor: v for (tensor, s), v in sums.items() if s == manifest.weight_state}
+    return Fingerprints({(tensor, WEIGHT): value for tensor, value in weights.items()})
 
 
-def _compare(before: Fingerprints, after: Fingerprints, faults: list[str], folder: Path) -> None:
-    wrong = [f"{tensor} ({state})" for tensor, state in before.differing(after)]
-    if faults or wrong:
-        raise CheckpointError(
-            f"{folder}: the result is not what the source holds; delete this folder and start "
-            "again:\n  " + "\n  ".join([*faults, *wrong])
-        )
+def _explain(source: Path, folder: Path, plan: Plan, wrong: list[str]) -> NoReturn:
+    """Say why the result is not what was saved: the source is damaged, or it was written wrong."""
+    shutil.rmtree(folder)
+    found = scan(source, plan.source.boxes, files=plan.source.files)
+    if found.faults:
+        raise CheckpointError("the source is damaged:\n  " + "\n  ".join(found.faults))
+    raise CheckpointError(
+        f"{folder}: the result was not what {source} holds, and was removed:\n  "
+        + "\n  ".join(wrong)
+    )
 
 
-def _write(source: Path, folder: Path, plan: Plan, workers: int, progress: Progress) -> None:
-    """Write the shards that are not there yet, several at a time."""
-
-    def one(shard: Shard) -> None:
-        path = folder / shard.file
+def _make(source: Path, folder: Path, plan: Plan, progress: Progress, shard: Shard) -> Scan:
+    """Write a shard, unless it is there, then read it from the disk for the proof."""
+    path = folder / shard.file
+    try:
         if path.is_file():
             progress(path.stat().st_size)
-            return
-        with TensorReaders(source) as readers:
-            _write_shard(path, shard, plan, readers, progress)
-
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            list(pool.map(one, plan.shards))
-        except OSError as error:
-            pool.shutdown(cancel_futures=True)
-            raise CheckpointError(
-                f"writing to {folder} failed: {error}; the same command goes on from here"
-            ) from error
+        else:
+            with TensorReaders(source) as readers:
+                _write_shard(path, shard, plan, readers, progress)
+    except OSError as error:
+        raise CheckpointError(
+            f"writing to {folder} failed: {error}; the same command goes on from here"
+        ) from error
+    return scan(folder, shard.boxes, progress=progress)
 
 
 def _write_shard(
@@ -225,7 +229,6 @@ def _write_shard(
                 converted: Values = cast(values, before, after)
                 writer.write(converted)
                 progress(converted.nbytes)
-    store.sync(unfinished)
     unfinished.rename(path)
 
 

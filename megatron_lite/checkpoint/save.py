@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from megatron_lite.checkpoint import store
-from megatron_lite.checkpoint.copies import CopyHashes, differing_copies, names_of_copies
+from megatron_lite.checkpoint.copies import Copies, differing_copies, fingerprint_copies
 from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.checkpoint.fingerprint import Fingerprints, box_fingerprint
 from megatron_lite.checkpoint.fragment import Fragment
 from megatron_lite.checkpoint.load import rng_file
 from megatron_lite.checkpoint.manifest import CODES, STATES, Manifest, StoredBox, StoredFile
@@ -75,7 +77,8 @@ class _Part:
     boxes: list[StoredBox]
     tensors: dict[str, LogicalTensor]
     files: dict[str, StoredFile]
-    hashes: CopyHashes
+    fingerprints: Fingerprints
+    copies: Copies
 
 
 def save(root: Path, snapshot: Snapshot, *, keep_last: int | None = None) -> Saved:
@@ -98,18 +101,15 @@ class Save:
         self._rank = dist.get_rank()
         self._part: _Part | None = None
         self._error: CheckpointError | None = None
-        self._copied: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
-        own = names_of_copies(self._snapshot.fragments), _size(self._snapshot.fragments)
-        everyones: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, own)
-        self._copied = {name for names, _ in everyones for name in names}
+        sizes: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(sizes, _size(self._snapshot.fragments))
         with together(CheckpointError):
             if self._rank == 0:
                 _told(self._root, lambda: store.begin(self._root, self._step))
-                store.require_space(self._root, sum(size for _, size in everyones))
+                store.require_space(self._root, sum(sizes))
 
     def write(self) -> None:
         """Write this rank's files. An error waits for `finish`."""
@@ -121,7 +121,8 @@ class Save:
     def _write(self) -> _Part:
         shard = f"shard_{self._rank:05d}.safetensors"
         fragments = self._snapshot.fragments
-        part = _Part([], {}, {}, CopyHashes(self._snapshot.grid))
+        copies = fingerprint_copies(fragments, self._snapshot.grid)
+        part = _Part([], {}, {}, Fingerprints(), copies)
         placed = [
             (fragment, piece, state)
             for state in STATES
@@ -133,14 +134,14 @@ class Save:
             part.tensors[piece.tensor] = LogicalTensor(piece.shape, piece.cut)
             part.boxes.append(StoredBox.named(piece.tensor, state, piece.box, shard))
         shapes = {box.key: box.box.size for box in part.boxes}
-        with TensorWriter(self._folder / shard, shapes, CODES[DTYPE]) as writer:
+        path = self._folder / shard
+        with TensorWriter(path, shapes, CODES[DTYPE]) as writer, ThreadPoolExecutor(1) as beside:
             for fragment, piece, state in placed:
                 values = fragment.view(state, piece).detach().cpu().numpy()
+                fingerprint = beside.submit(box_fingerprint, values, piece.box)
                 writer.write(values)
-                if piece.tensor in self._copied:
-                    part.hashes.add(piece, state, values, counted=True)
+                part.fingerprints.add(piece.tensor, state, fingerprint.result())
         part.files[shard] = StoredFile(writer.bytes, writer.digest)
-        part.hashes.add_copies(fragments)
         self._write_rng(part)
         for name in part.files:  # each by its writer: a network file system syncs no other's
             store.sync(self._folder / name)
@@ -159,9 +160,12 @@ class Save:
                     raise self._error
             parts: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(parts, self._part)
+            fingerprints = Fingerprints()
+            for part in parts:
+                fingerprints.update(part.fingerprints)
             with together(CheckpointError):
                 if self._rank == 0:
-                    _told(self._root, lambda: self._commit(parts))
+                    _told(self._root, lambda: self._commit(parts, fingerprints))
         except CheckpointError:
             if self._rank == 0:  # a full disk has better use for the space
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -169,10 +173,10 @@ class Save:
         return Saved(
             store.step_folder(self._root, self._step),
             sum(file.bytes for part in parts for file in part.files.values()),
-            differing_copies(part.hashes for part in parts),
+            differing_copies(fingerprints, (part.copies for part in parts)),
         )
 
-    def _commit(self, parts: list[_Part]) -> None:
+    def _commit(self, parts: list[_Part], fingerprints: Fingerprints) -> None:
         snapshot = self._snapshot
         manifest = Manifest(
             progress=snapshot.progress,
@@ -183,6 +187,7 @@ class Save:
             boxes=[box for part in parts for box in part.boxes],
             files={k: v for part in parts for k, v in part.files.items()},
             dtype=DTYPE,
+            fingerprints=fingerprints.sums,
         )
         manifest.write(self._folder)
         for name, value in (("config", snapshot.config), ("origins", dict(snapshot.origins))):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from megatron_lite.checkpoint.direct import DirectReader
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints, box_fingerprint
 from megatron_lite.checkpoint.manifest import Manifest, StoredBox, StoredFile
@@ -57,14 +58,21 @@ def scan(
         except CheckpointError as error:
             return Scan(faults=[str(error)])
 
-    whole = Scan()
     with ThreadPoolExecutor(workers) as pool:
-        for name, found in zip(held, pool.map(one, held), strict=True):
-            whole.files |= found.files
-            whole.fingerprints.update(found.fingerprints)
-            whole.faults += found.faults
-            if files is not None and not found.faults:
-                whole.faults += compare_file(folder / name, found.files[name], files.get(name))
+        scans = list(pool.map(one, held))
+    whole = merged(scans)
+    for name, found in whole.files.items() if files is not None else ():
+        whole.faults += compare_file(folder / name, found, (files or {}).get(name))
+    return whole
+
+
+def merged(scans: Iterable[Scan]) -> Scan:
+    """What was found in several files, as one."""
+    whole = Scan()
+    for found in scans:
+        whole.files |= found.files
+        whole.fingerprints.update(found.fingerprints)
+        whole.faults += found.faults
     return whole
 
 
@@ -87,22 +95,21 @@ def _scan_file(
 ) -> Scan:
     if not boxes:
         return Scan(files={path.name: file_facts(path, progress=progress)})
-    fingerprints = Fingerprints()
-    reader = TensorReader(path)
+    fingerprints, digest, count = Fingerprints(), xxhash.xxh3_128(), 0
+    reader, stream = TensorReader(path), DirectReader(path)
     try:
         header = np.empty(reader.data_start, dtype=np.uint8)
-        reader.fill(0, header)
-        digest = xxhash.xxh3_128(header.data)
-        count = header.nbytes
+        count += stream.read_into(header)
+        digest.update(header.data)
         for key in reader.keys:
             stored = boxes.get(key)
             if stored is None or reader.shape(key) != stored.box.size:
                 raise CheckpointError(f"{path}: {key} is not what the manifest says")
             whole = Box((0,) * len(stored.box.size), stored.box.size)
             for part in stretches(whole, reader.dtype(key).itemsize):
-                values = reader.read(key, part)
+                values = np.empty(part.size, dtype=reader.dtype(key))
+                count += stream.read_into(values.reshape(-1).view(np.uint8))
                 digest.update(values.data)
-                count += values.nbytes
                 offset = tuple(a + b for a, b in zip(part.offset, stored.box.offset, strict=True))
                 taken = values if cast is None else cast(values)
                 value = box_fingerprint(taken, Box(offset, part.size))
@@ -111,6 +118,7 @@ def _scan_file(
         if missing := sorted(boxes.keys() - set(reader.keys)):
             raise CheckpointError(f"{path}: holds no tensor {missing[0]}")
     finally:
+        stream.close()
         reader.close()
     return Scan({path.name: StoredFile(count, digest.hexdigest())}, fingerprints)
 

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from megatron_lite.checkpoint.direct import Bytes, DirectWriter
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.sharding.placement import Box
 
-STRETCH_BYTES = 1 << 24
+STRETCH_BYTES = 1 << 22
 """How much of a box is held in memory at a time."""
 
 Values = npt.NDArray[Any]
@@ -170,7 +171,8 @@ class TensorReaders:
 
 
 class TensorWriter:
-    """One new file, whose tensors are announced first and then written in that order.
+    """One new file, whose tensors are announced first and then written in that order; at the end of
+    the `with` block it is on the disk.
 
     `digest` and `bytes` describe what has been written so far.
     """
@@ -187,20 +189,19 @@ class TensorWriter:
         self._hash = xxhash.xxh3_128()
         self.bytes = 0
         self._end = 8 + len(text) + offset
-        self._file = path.open("wb", buffering=0)
-        self._put(memoryview(len(text).to_bytes(8, "little") + text))
+        self._file = DirectWriter(path)
+        self._put(np.frombuffer(len(text).to_bytes(8, "little") + text, dtype=np.uint8))
 
     def write(self, values: Values) -> None:
         """Append the next elements, in row-major order of the tensor that they belong to."""
         if values.dtype != self._dtype:
             raise TypeError(f"the file holds {self._dtype}, not {values.dtype}")
-        self._put(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        self._put(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
-    def _put(self, view: memoryview) -> None:
-        self._hash.update(view)
-        self.bytes += len(view)
-        while view:
-            view = view[self._file.write(view) :]
+    def _put(self, data: Bytes) -> None:
+        self._hash.update(data.data)
+        self.bytes += len(data)
+        self._file.write(data)
 
     @property
     def digest(self) -> str:
@@ -216,7 +217,7 @@ class TensorWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self._file.close(whole=error is None)
         if error is None and self.bytes != self._end:
             raise ValueError(f"{self._end} bytes were announced, {self.bytes} written")
 
