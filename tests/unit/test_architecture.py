@@ -35,7 +35,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"checkpoint"}),
     ),
     (frozenset({"models"}),),
-    (frozenset({"engine"}),),
+    (frozenset({"engine"}), frozenset({"convert"})),
     (frozenset({"trainer", "report", "progress", "resume", "saving"}),),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
@@ -53,7 +53,7 @@ PURE = (
 """Modules that must load where torch is not installed."""
 DEEPSPEED = ("engine.deepspeed_setup",)
 ENVIRONMENT = ("train", "session")
-TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "sharding", *PURE)
+TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "convert", "sharding", *PURE)
 LONGEST_FILE = 400
 
 
@@ -223,6 +223,16 @@ def test_one_file_imports_deepspeed() -> None:
 
 def test_tools_stay_below_models() -> None:
     assert tools_imports(ROOT) == []
+
+
+def test_nothing_imports_the_converter() -> None:
+    tree = modules(ROOT)
+    users = [
+        m
+        for m, path in tree.items()
+        if any(within(t, ("convert",)) for t in own_imports(path, set(tree)))
+    ]
+    assert [m for m in users if not within(m, ("convert",))] == []
 
 
 def test_no_global_state() -> None:
