@@ -124,7 +124,7 @@ def _write_tensors(
                     f"{foreign.folder}: {stored.tensor} ({stored.state}) has shape "
                     f"{tuple(values.shape)}, not {stored.box.size}"
                 )
-            writer.write(values.to(torch.float32).contiguous().numpy())
+            writer.write(values.detach().to(torch.float32).contiguous().numpy())
             progress(4 * stored.box.numel)
     return Manifest(
         progress=asdict(foreign.position),

@@ -22,10 +22,12 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.inspection import locate
 from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.checkpoint.tensor_file import TensorReaders
-from megatron_lite.config.schema import ModelConfig
+from megatron_lite.config.batch import global_batch_size_at, train_iters
+from megatron_lite.config.schema import RunConfig
 from megatron_lite.convert.foreign import written
 from megatron_lite.convert.hugging_face import Parts, join, parameters, parts_of
 from megatron_lite.convert.zero import MODEL_FILE
+from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
 from megatron_lite.sharding.placement import Box
 
 LATEST = "latest_universal"
@@ -33,7 +35,7 @@ DS_VERSION = "0.19.8"
 """The release whose reader this was written for; it refuses a checkpoint without a version."""
 _MOST_GROUPS = 256
 """DeepSpeed loads as many parameter groups as both sides have, so this side has plenty. An empty
-one changes nothing: learning rate and weight decay stay what the new engine's config says."""
+that names nothing but a rate leaves weight decay and betas to the new engine's config."""
 
 
 def export(
@@ -55,7 +57,8 @@ def export(
             f"{source}: holds {', '.join(manifest.states)} alone; a universal checkpoint needs "
             f"{', '.join(STATES)}"
         )
-    parts = parts_of(ModelConfig.model_validate(manifest.model), manifest.tensors)
+    config = _config(source)
+    parts = parts_of(config.model, manifest.tensors)
     target = save / f"global_step{manifest.step}_universal"
     if target.exists():
         raise CheckpointError(f"{target} exists; remove it first")
@@ -64,7 +67,7 @@ def export(
         save.mkdir(parents=True, exist_ok=True)
         store.require_space(save, size(manifest))
         _write_parameters(source, manifest, parts, working / "zero", progress)
-        _save(working / "zero" / "optimizer_state.pt", _optimizer_state())
+        _save(working / "zero" / "optimizer_state.pt", _optimizer_state(config, manifest))
         _save(working / MODEL_FILE, _engine_state(manifest))
         working.rename(target)
         store.sync(save)
@@ -106,10 +109,30 @@ def _whole(manifest: Manifest, readers: TensorReaders, tensor: str, state: str) 
     return torch.from_numpy(whole)
 
 
-def _optimizer_state() -> Mapping[str, Any]:
-    """What is common to all parameters. No loss scaler: that would be a pickled class."""
+def _config(source: Path) -> RunConfig:
+    """The run that wrote the checkpoint."""
+    try:
+        return RunConfig.model_validate(store.read_json(source, "config.json"))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{source / 'config.json'}: is no resolved run config ({error})"
+        ) from error
+
+
+def _optimizer_state(config: RunConfig, manifest: Manifest) -> Mapping[str, Any]:
+    """What is common to all parameters. No loss scaler: that would be a pickled class.
+
+    The rate is that of the next update: DeepSpeed asks a schedule only after each step.
+    """
+    progress = manifest.progress
+    batch = global_batch_size_at(config.training, progress["consumed_samples"])
+    rate = batch_scaling_factor(config.optimizer, batch) * learning_rate(
+        config.optimizer,
+        update=progress["updates"] + 1,
+        total_updates=train_iters(config.training),
+    )
     return {
-        "param_groups": [{"params": []} for _ in range(_MOST_GROUPS)],
+        "param_groups": [{"params": [], "lr": rate} for _ in range(_MOST_GROUPS)],
         "ds_version": DS_VERSION,
     }
 
