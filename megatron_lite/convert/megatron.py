@@ -8,7 +8,7 @@ padded. n heads in g groups of d channels, all of one rank (megatron/core/transf
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -31,7 +31,7 @@ VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Cut and padded along the vocabulary."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Stage:
     """A pipeline stage: each tensor rank's tensors by flattened name, and its layers."""
 
@@ -157,34 +157,31 @@ def _sources(
     CheckpointError naming all tensors that are missing, superfluous or of a wrong shape.
     """
     found: dict[str, tuple[_Stage, str]] = {}
+    fused: dict[tuple[_Stage, str], list[str]] = {}
     for tensor in target.table:
         for stage in stages:
             name = megatron_names.find(stage.ranks[0], tensor, first_layer=stage.layers.start)
             if name is not None and tensor not in found:
                 found[tensor] = (stage, name)
+                fused.setdefault((stage, name), []).append(tensor)
     lines = [f"{tensor}: missing" for tensor in target.table if tensor not in found]
-    lines += _superfluous(stages, found, target.model)
-    for stage, name in dict.fromkeys(found.values()):
-        lines += _wrong_shapes(
-            stage, name, [t for t, s in found.items() if s == (stage, name)], target
-        )
+    lines += _superfluous(stages, fused.keys(), target.model)
+    for (stage, name), tensors in fused.items():
+        lines += _wrong_shapes(stage, name, tensors, target)
     refuse(f"{folder} does not hold the model of the config; correct its model section", lines)
     return found
 
 
 def _superfluous(
-    stages: Sequence[_Stage], found: Mapping[str, tuple[_Stage, str]], model: ModelConfig
+    stages: Sequence[_Stage], used: Collection[tuple[_Stage, str]], model: ModelConfig
 ) -> list[str]:
     """Tensors that no logical one is read from, but a tied head's copy of the embedding."""
-    tied = not model.untie_embeddings_and_output_weights
-    used = {(stage.layers, name) for stage, name in found.values()}
+    copies = () if model.untie_embeddings_and_output_weights else megatron_names.TIED_COPIES
     return [
-        f"{path.parent.name}: {name} is superfluous"
+        f"{stage.paths[0].parent.name}: {name} is superfluous"
         for stage in stages
         for name in stage.ranks[0]
-        for path in stage.paths[:1]
-        if (stage.layers, name) not in used
-        and not (tied and stage is stages[-1] and name in megatron_names.TIED_COPIES)
+        if (stage, name) not in used and not (stage is stages[-1] and name in copies)
     ]
 
 
