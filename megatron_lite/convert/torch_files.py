@@ -76,25 +76,26 @@ def load(path: Path) -> dict[str, Any]:
             )
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; the checkpoint is not whole") from None
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: refused, since loading it would run code of the file: {_culprits(path)}. "
-            "Nothing was run. If you trust whoever wrote it, load it there and save tensors, "
-            "numbers and text only"
-        ) from error
     except Exception as error:  # a damaged file fails in any way inside torch
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path}: is no whole file of torch.save ({reason})") from error
+        refused = _refused(path, str(error)) if isinstance(error, pickle.UnpicklingError) else ""
+        if not refused:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise CheckpointError(f"{path}: is no whole file of torch.save ({reason})") from error
+        raise CheckpointError(
+            f"{path}: refused, since loading it would run code of the file: {refused}. Nothing was "
+            "run. If you trust whoever wrote it, load it there and save tensors, numbers and text "
+            "only"
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: holds no dictionary but a {type(content).__name__}")
     return content
 
 
-def _culprits(path: Path) -> str:
-    """What a file names beside tensors and harmless classes."""
+def _refused(path: Path, message: str) -> str:
+    """The classes and functions that a file names beside the harmless ones; "" if none are."""
     try:
         with safe_globals(_ALLOWED):
-            names = get_unsafe_globals_in_checkpoint(path)
-    except Exception:  # no zip file, or damaged as well
-        names = []
-    return ", ".join(sorted(names)) or "it holds something else than tensors, numbers and text"
+            names = sorted(get_unsafe_globals_in_checkpoint(path))
+    except Exception:  # the older format, of which torch tells the first name only
+        names = message.partition("GLOBAL ")[2].split()[:1]
+    return ", ".join(names)
