@@ -21,6 +21,7 @@ from tests.checkpoints import Arrays, read
 from tests.deepspeed_runs import LENGTH, STEPS, VOCAB, Setup, Trained, section, tokens
 from tests.distributed.models import write_config
 from tests.distributed.ranks import on_ranks
+from tests.distributed.runs import logical_state, make_trainer, merged
 from tests.hugging_face import as_gpt2, as_llama
 from tests.logical import fill
 
@@ -107,3 +108,34 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     for key, values in theirs.after.items():
         if setup.dtype == "fp32":
             np.testing.assert_allclose(back.after[key], values, rtol=1e-3, atol=2e-5)
+
+
+def go_on(config: Path, overrides: list[str], run_dir: Path) -> tuple[dict[str, Arrays], int, int]:
+    """This rank's states after loading, the optimizer step, and updates after one more step."""
+    trainer = make_trainer(config, overrides, run_dir)
+    loaded = {state: logical_state(trainer.engine, state) for state in STATES}
+    step = trainer.engine.scalars()["optimizer_step"]
+    trainer.iteration(10)
+    trainer.train_batches = iter(())
+    trainer.report.close()
+    trainer.engine.close()
+    return loaded, step, trainer.progress.updates
+
+
+def test_our_run_goes_on_from_it(tmp_path: Path, corpus: Path) -> None:
+    """Tensor 2 with ZeRO-2 resumes from two ranks of DeepSpeed's ZeRO-1."""
+    setup = Setup(stage=1, two_groups=True)
+    on_ranks(2, deepspeed_runs.train, setup, tmp_path / "theirs")
+    _, folder = converted(setup, tmp_path / "theirs", tmp_path)
+    config = write_config(tmp_path / "go_on.json", corpus, section(setup))
+    overrides = [
+        "parallel.tensor_model_parallel_size=2",
+        "deepspeed.zero_optimization.stage=2",
+        f'checkpoint.load="{folder.parent}"',
+    ]
+    ranks = on_ranks(2, go_on, config, overrides, tmp_path)
+    arrays = read(folder)
+    for state in STATES:
+        for name, values in merged([loaded[state] for loaded, _, _ in ranks]).items():
+            np.testing.assert_array_equal(values, arrays[name, state], f"{name} ({state})")
+    assert [rank[1:] for rank in ranks] == [(STEPS, STEPS + 1)] * 2
