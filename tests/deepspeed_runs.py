@@ -15,7 +15,14 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 VOCAB = 90  # padded to 96 here
 LENGTH = 32
@@ -79,11 +86,17 @@ def section(setup: Setup) -> dict[str, Any]:
     }
 
 
-def network(setup: Setup) -> nn.Module:
-    """The model with random weights of std 0.1, at which a layout error can't hide."""
+def network(setup: Setup, config: Path | None = None) -> nn.Module:
+    """The model with random weights of std 0.1, at which a layout error can't hide.
+
+    Of `config`, a folder with a config.json, or of the setup.
+    """
     torch.manual_seed(3)
-    if setup.model == "gpt2":
-        made: nn.Module = GPT2LMHeadModel(
+    if config is not None:
+        given = AutoConfig.from_pretrained(config, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+        made: nn.Module = AutoModelForCausalLM.from_config(given)
+    elif setup.model == "gpt2":
+        made = GPT2LMHeadModel(
             GPT2Config(
                 vocab_size=VOCAB,
                 n_embd=32,
@@ -124,9 +137,9 @@ def tokens(number: int) -> Tensor:
     return torch.randint(0, VOCAB, (4, LENGTH), generator=generator)
 
 
-def start(setup: Setup, **checkpoint: Any) -> Any:
+def start(setup: Setup, config: Path | None = None, **checkpoint: Any) -> Any:
     """A DeepSpeed engine on the current process group."""
-    module = network(setup)
+    module = network(setup, config)
     if setup.dtype != "fp32":
         module = module.to({"bf16": torch.bfloat16, "fp16": torch.float16}[setup.dtype])
     parameters: Any = list(module.parameters())
@@ -139,7 +152,7 @@ def start(setup: Setup, **checkpoint: Any) -> Any:
     if setup.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
     adam = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": setup.torch_adam}}
-    config = {
+    settings = {
         "train_batch_size": 4,
         "optimizer": adam,
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_max_lr": 1e-2}},
@@ -148,9 +161,9 @@ def start(setup: Setup, **checkpoint: Any) -> Any:
         "checkpoint": checkpoint,
     }
     if setup.dtype != "fp32":
-        config[setup.dtype] = {"enabled": True}
+        settings[setup.dtype] = {"enabled": True}
     engine, *_ = deepspeed.initialize(
-        model=module, model_parameters=parameters, config=config, dist_init_required=False
+        model=module, model_parameters=parameters, config=settings, dist_init_required=False
     )
     return engine
 
@@ -188,8 +201,15 @@ def train(setup: Setup, folder: Path) -> Trained:
 
 
 def resume(setup: Setup, folder: Path) -> Trained:
-    """Load a universal checkpoint into an engine with other weights, and take the fourth step."""
-    engine = start(setup, load_universal=True)
+    """Load a universal checkpoint into an engine with other weights, and take the fourth step.
+
+    The model is made from the checkpoint's own config.json.
+    """
+    (universal,) = folder.glob("global_step*_universal")
+    engine = start(setup, universal, load_universal=True)
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.zero_()
     engine.load_checkpoint(str(folder))
     return _finish(engine)
 

@@ -10,8 +10,9 @@
                      a folder for {"checkpoint": {"load_universal": true}} around the same
                      Hugging Face models: weights, Adam's moments, step, position
 
---config is the run config of the model that is imported. Where the source does not say so itself
-(DeepSpeed's says shapes only), heads, RoPE base and norm epsilon are taken from it unchecked.
+--config is the run config of the model that is imported; the source is checked against it.
+DeepSpeed's folder says shapes only: --hugging-face-config compares heads, RoPE base, norm epsilon.
+An export has a config.json to make the Hugging Face model from; a loss scale starts anew.
 No file can run code: anything but tensors, numbers, text and a few known classes is refused.
 """
 
@@ -28,6 +29,7 @@ from megatron_lite.checkpoint.inspection import locate
 from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.command import run_tool
 from megatron_lite.convert import foreign, megatron, universal, zero
+from megatron_lite.convert.hugging_face_config import check
 from megatron_lite.convert.target import Target
 
 READERS = {"deepspeed": zero.read, "megatron": megatron.read}
@@ -45,6 +47,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step", type=int, help="default: the latest")
     parser.add_argument("--save", type=Path, required=True, help="folder for the result")
     parser.add_argument("--config", type=Path, help="run config (JSON); needed with --from")
+    parser.add_argument(
+        "--hugging-face-config",
+        type=Path,
+        metavar="CONFIG.JSON",
+        help="config.json of the model that DeepSpeed trained",
+    )
     args = parser.parse_args()
     if (args.source is None) != (args.config is None):
         parser.error("--from needs --config, --to has no use for it")
@@ -58,6 +66,8 @@ def main() -> None:
         export(args)
         return
     target = Target.read(args.config)
+    if args.hugging_face_config is not None:
+        check(args.hugging_face_config, target.model, vocab_size=target.vocab_size)
     found = READERS[args.source](args.load, target, step=args.step)
     for note in found.notes:
         print(f"note  {note}")

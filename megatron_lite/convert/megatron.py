@@ -23,11 +23,12 @@ from megatron_lite.config.schema import ModelConfig
 from megatron_lite.convert import megatron_facts, megatron_names, torch_files
 from megatron_lite.convert.foreign import Foreign, Position, refuse, understood
 from megatron_lite.convert.target import Target
+from megatron_lite.layers.embedding import WORD_EMBEDDINGS
 from megatron_lite.sharding.plan import LogicalTensor
 
 POINTER = "latest_checkpointed_iteration.txt"
 VERSION = 3.0
-VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+VOCABULARY = (WORD_EMBEDDINGS, "output_layer.weight")
 """Cut and padded along the vocabulary."""
 
 

@@ -84,7 +84,7 @@ def _vocabulary(kept: dict[str, Any], target: Target) -> list[str]:
     padded, multiple = kept.get("padded_vocab_size"), kept.get("make_vocab_size_divisible_by")
     if not padded or not multiple:
         return []
-    size = target.table["embedding.word_embeddings.weight"].shape[0]
+    size = target.vocab_size
     multiple *= kept.get("tensor_model_parallel_size") or 1
     expected = -(-size // multiple) * multiple
     if padded == expected:

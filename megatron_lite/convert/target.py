@@ -20,6 +20,7 @@ from megatron_lite.config.schema import DataConfig, ModelConfig
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.tokenizer import build_tokenizer
 from megatron_lite.layers.context import Init, LayerContext, placement_of
+from megatron_lite.layers.embedding import WORD_EMBEDDINGS
 from megatron_lite.models.gpt import GPTStage
 from megatron_lite.sharding.placement import Placement
 from megatron_lite.sharding.plan import LogicalTensor
@@ -40,6 +41,11 @@ class Target:
     def model(self) -> ModelConfig:
         """The model section."""
         return self.loaded.config.model
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of the vocabulary."""
+        return self.table[WORD_EMBEDDINGS].shape[0]
 
     @classmethod
     def read(cls, path: Path) -> Target:

@@ -7,6 +7,7 @@ read beside them.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,11 +24,13 @@ from megatron_lite.checkpoint.inspection import locate
 from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.checkpoint.tensor_file import TensorReaders
 from megatron_lite.config.batch import global_batch_size_at, train_iters
-from megatron_lite.config.schema import RunConfig
+from megatron_lite.config.schema import ModelConfig, RunConfig
 from megatron_lite.convert.foreign import written
 from megatron_lite.convert.hugging_face import Parts, join, parameters, parts_of
+from megatron_lite.convert.hugging_face_config import FILE_NAME, fields
 from megatron_lite.convert.zero import MODEL_FILE
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
+from megatron_lite.layers.embedding import WORD_EMBEDDINGS
 from megatron_lite.sharding.placement import Box
 
 LATEST = "latest_universal"
@@ -69,6 +72,7 @@ def export(
         _write_parameters(source, manifest, parts, working / "zero", progress)
         _save(working / "zero" / "optimizer_state.pt", _optimizer_state(config, manifest))
         _save(working / MODEL_FILE, _engine_state(manifest))
+        _write_config(working / FILE_NAME, config.model, manifest)
         working.rename(target)
         store.sync(save)
         pointer = save / f".{LATEST}.tmp"
@@ -151,6 +155,12 @@ def _engine_state(manifest: Manifest) -> Mapping[str, Any]:
         "mp_world_size": 1,
         "ds_version": DS_VERSION,
     }
+
+
+def _write_config(path: Path, model: ModelConfig, manifest: Manifest) -> None:
+    """The config.json to make the Hugging Face model from."""
+    size = manifest.tensors[WORD_EMBEDDINGS].shape[0]
+    path.write_text(json.dumps(fields(model, vocab_size=size), indent=2) + "\n")
 
 
 def _save(path: Path, value: Any) -> None:

@@ -73,6 +73,7 @@ def _read(folder: Path, target: Target) -> Foreign:
         {"optimizer_step": _optimizer_step(folder, ranks), "loss_scaler": _scaler(ranks[0])},
         STATES,
         read_one,
+        [f"{folder} says shapes only: heads, RoPE base and norm epsilon are the config's"],
     )
 
 

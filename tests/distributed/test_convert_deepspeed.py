@@ -104,6 +104,7 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     again = replace(setup, stage=3 - setup.stage)
     back = on_ranks(3 - ranks, deepspeed_runs.resume, again, tmp_path / "back")[0]
     assert_states(back.saved, theirs)
+    np.testing.assert_array_equal(back.logits, theirs.logits)
     assert (back.steps, back.samples, back.adam_step) == (STEPS, theirs.samples, theirs.adam_step)
     for key, values in theirs.after.items():
         if setup.dtype == "fp32":
