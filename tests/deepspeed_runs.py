@@ -40,7 +40,6 @@ class Setup:
     stage: int = 1
     dtype: str = "fp32"
     two_groups: bool = False
-    torch_adam: bool = False
     offload: bool = False
 
 
@@ -151,7 +150,8 @@ def start(setup: Setup, config: Path | None = None, **checkpoint: Any) -> Any:
     zero: dict[str, Any] = {"stage": setup.stage}
     if setup.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
-    adam = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": setup.torch_adam}}
+    # torch's Adam counts steps in tensors, DeepSpeed's for the CPU in whole numbers.
+    adam = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": not setup.offload}}
     settings = {
         "train_batch_size": 4,
         "optimizer": adam,

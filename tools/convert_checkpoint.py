@@ -71,7 +71,9 @@ def main() -> None:
     found = READERS[args.source](args.load, target, step=args.step)
     for note in found.notes:
         print(f"note  {note}")
-    with tqdm(total=foreign.size(target, found), unit="B", unit_scale=True, desc="write") as bar:
+    with tqdm(
+        total=foreign.size(target, found), unit="B", unit_scale=True, desc="write", disable=None
+    ) as bar:
         folder = foreign.write(args.save, target, found, progress=bar.update)
     print(f"{found.folder} -> {folder}: {len(target.table)} tensors, {', '.join(found.states)}")
 
@@ -80,7 +82,7 @@ def export(args: argparse.Namespace) -> None:
     """Ours to DeepSpeed's."""
     source = locate(args.load, args.step)
     total = universal.size(Manifest.read(source))
-    with tqdm(total=total, unit="B", unit_scale=True, desc="write") as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc="write", disable=None) as bar:
         folder = universal.export(source, args.save, progress=bar.update)
     print(f"{source} -> {folder}; load it with checkpoint.load_universal true, tag {folder.name}")
 

@@ -122,6 +122,8 @@ def _facts(path: Path, content: Mapping[str, Any], target: Target) -> _Facts:
     notes = ["only weights are converted; resume with checkpoint.finetune or no_load_optim"]
     if isinstance(args, Namespace):
         megatron_facts.check(path, args, target)
+        if not target.model.swiglu and getattr(args, "bias_gelu_fusion", True) is False:
+            notes.append("bias_gelu_fusion is off there: GELU was exact, here it is its tanh form")
     else:
         notes.append("the checkpoint keeps no arguments: heads, RoPE and epsilon are unchecked")
         args = Namespace()

@@ -21,6 +21,7 @@ _EQUAL: dict[str, tuple[str, ...]] = {
     "norm_epsilon": ("norm_epsilon", "layernorm_epsilon"),
     "swiglu": ("swiglu",),
     "add_bias_linear": ("add_bias_linear",),
+    "add_qkv_bias": ("add_qkv_bias",),
     "qk_layernorm": ("qk_layernorm",),
     "untie_embeddings_and_output_weights": ("untie_embeddings_and_output_weights",),
 }
@@ -34,7 +35,9 @@ _REFUSED = (
     "openai_gelu",
     "rotary_seq_len_interpolation_factor",
     "squared_relu",
+    "use_rope_scaling",
     "virtual_pipeline_model_parallel_size",
+    "window_size",
 )
 """Of another model, or another layout of the file, than what is read here."""
 
@@ -73,10 +76,10 @@ def _compared(kept: dict[str, Any], model: ModelConfig) -> list[tuple[str, str]]
 
 def _groups(kept: dict[str, Any]) -> int | None:
     """Key/value heads; without GQA Megatron's own number of them has no meaning."""
-    if kept.get("group_query_attention"):
-        return int(kept["num_query_groups"])
-    heads = kept.get("num_attention_heads")
-    return None if heads is None else int(heads)
+    grouped = kept.get("group_query_attention")
+    if grouped is None:  # shapes tell
+        return None
+    return int(kept["num_query_groups" if grouped else "num_attention_heads"])
 
 
 def _vocabulary(kept: dict[str, Any], target: Target) -> list[str]:

@@ -8,27 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.convert import foreign, universal, zero
 from megatron_lite.convert.target import Target
-from megatron_lite.data.loader import MicroBatch
-from megatron_lite.layers.context import LayerContext
-from megatron_lite.models.gpt import GPTStage
 from tests import deepspeed_runs
 from tests.checkpoints import Arrays, read
-from tests.deepspeed_runs import LENGTH, STEPS, VOCAB, Setup, Trained, section, tokens
+from tests.deepspeed_runs import LENGTH, STEPS, Setup, Trained, section, tokens
 from tests.distributed.models import write_config
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import logical_state, make_trainer, merged
 from tests.hugging_face import as_gpt2, as_llama
-from tests.logical import fill
+from tests.logits import logits_of
 
 CASES = {
     "llama, ZeRO-1": (Setup(stage=1, two_groups=True), 1),
     "llama tied with biases, ZeRO-2 on 2 ranks": (
-        Setup(stage=2, tied=True, biases=True, two_groups=True, torch_adam=True),
+        Setup(stage=2, tied=True, biases=True, two_groups=True),
         2,
     ),
     "llama in fp16, ZeRO-1 on 2 ranks": (Setup(stage=1, dtype="fp16"), 2),
@@ -51,21 +48,6 @@ def renamed(setup: Setup, arrays: Arrays, state: str) -> dict[str, Tensor]:
         return as_gpt2(values, 3)
     values.setdefault("output_layer.weight", values["embedding.word_embeddings.weight"])
     return as_llama(values, 3)
-
-
-def our_logits(target: Target, arrays: Arrays) -> Tensor:
-    """Logits of our model on `tokens(0)`, [b, s, V]."""
-    stage = GPTStage(target.model, LayerContext(), layers=range(3), vocab_size=VOCAB)
-    fill(stage, {n: torch.from_numpy(v) for (n, s), v in arrays.items() if s == "fp32"})
-    found: list[Tensor] = []
-
-    def look(head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        found.append(head.logits(inputs[0]).detach())  # type: ignore[operator]
-
-    stage.head.register_forward_pre_hook(look)
-    batch = tokens(0)
-    stage.eval()(MicroBatch(batch, batch, torch.ones(batch.shape)))
-    return found[0].view(*batch.shape, -1)[..., :VOCAB]
 
 
 def assert_states(found: dict[tuple[str, str], np.ndarray], expected: Trained) -> None:
@@ -96,7 +78,7 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     assert_states(ours, theirs)
     assert LENGTH >= 24
     tolerance = 1e-4 if setup.dtype == "fp32" else 0.05
-    logits = our_logits(target, arrays).numpy()
+    logits = logits_of(target, arrays, tokens(0)).numpy()
     assert theirs.logits is not None
     np.testing.assert_allclose(logits, theirs.logits, rtol=0, atol=tolerance)
 

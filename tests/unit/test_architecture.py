@@ -149,7 +149,7 @@ def impure_modules(root: Path) -> list[str]:
 
 
 def tools_imports(root: Path) -> list[str]:
-    """Imports of tools that reach above data and checkpoints."""
+    """Imports of tools that reach above data and checkpoints, but for the converter."""
     names = set(modules(root))
     return [
         f"{path.name} imports {target}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import STATES
-from megatron_lite.convert import foreign, zero
+from megatron_lite.convert import foreign, universal, zero
 from megatron_lite.convert.hugging_face import parameter_shapes, parts_of
 from megatron_lite.convert.target import Target
 from tests.checkpoints import read
@@ -94,6 +95,36 @@ def test_what_is_written(tmp_path: Path, folder: Path, target: Target) -> None:
     with pytest.raises(CheckpointError, match="global_step7 exists; remove it first"):
         foreign.write(tmp_path / "ours", target, found)
     assert sorted(p.name for p in (tmp_path / "ours").iterdir()) == ["global_step7", "latest"]
+
+
+def test_export_writes_all_or_nothing(
+    tmp_path: Path, folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = foreign.write(tmp_path / "ours", target, zero.read(folder.parent, target))
+    written = universal.export(ours, tmp_path / "there")
+    assert (tmp_path / "there" / "latest_universal").read_text() == "global_step7_universal"
+    one = torch.load(written / "zero" / "model.norm.weight" / "exp_avg.pt", weights_only=True)
+    name = "final_norm.weight"
+    expected = torch.from_numpy(read(ours)[name, "exp_avg"])
+    torch.testing.assert_close(one["param"], expected, rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match="global_step7_universal exists; remove it first"):
+        universal.export(ours, tmp_path / "there")
+
+    def full(value: Any, file: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        universal.export(ours, tmp_path / "elsewhere")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_an_import_that_fails_leaves_nothing(tmp_path: Path, folder: Path, target: Target) -> None:
+    found = zero.read(folder.parent, target)
+    short = replace(found, read=lambda tensor, state: found.read(tensor, state)[:1])
+    with pytest.raises(CheckpointError, match=r"embedding\.word_embeddings\.weight \(fp32\) has"):
+        foreign.write(tmp_path / "ours", target, short)
+    assert list((tmp_path / "ours").iterdir()) == []
 
 
 def test_missing_files_are_all_named(folder: Path, target: Target) -> None:
