@@ -142,6 +142,15 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
+def existing(folder: Path) -> Path:
+    """The folder; CheckpointError that names those beside it where it is not there."""
+    if folder.is_dir():
+        return folder
+    root = folder.parent
+    there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    raise CheckpointError(f"{folder}: no such folder; there: {', '.join(there) or 'none'}")
+
+
 def check_shapes(where: Path, found: Shapes, wanted: Shapes) -> None:
     """CheckpointError with a line for every tensor that is missing, superfluous or reshaped."""
     lines = []

@@ -51,15 +51,19 @@ Parts = dict[str, Part]
 def architecture(model: ModelConfig) -> str:
     """Which of the two classes a model section describes; CheckpointError for neither."""
     seen = (model.position_embedding_type, model.normalization, model.swiglu)
-    if seen == ("rope", "RMSNorm", True) and model.rotary_percent == 1.0:
+    biases = (model.add_bias_linear, model.add_qkv_bias)
+    if seen == ("rope", "RMSNorm", True) and model.rotary_percent == 1.0 and len({*biases}) == 1:
         return LLAMA
+    own_heads = model.num_query_groups == model.num_attention_heads
+    square = own_heads and model.num_attention_heads * model.kv_channels == model.hidden_size
     tied = not model.untie_embeddings_and_output_weights
-    if seen == ("learned_absolute", "LayerNorm", False) and tied:
+    if seen == ("learned_absolute", "LayerNorm", False) and all((*biases, square, tied)):
         return GPT2
     raise CheckpointError(
         f"the config's model is neither {LLAMA} (position_embedding_type rope, rotary_percent 1, "
-        f"normalization RMSNorm, swiglu true) nor {GPT2} (learned_absolute, LayerNorm, swiglu "
-        "false, tied); no other is converted"
+        "normalization RMSNorm, swiglu true, add_qkv_bias as add_bias_linear) nor "
+        f"{GPT2} (learned_absolute, LayerNorm, swiglu false, biases, tied, no grouped heads); no "
+        "other is converted"
     )
 
 

@@ -1,8 +1,7 @@
 """Read the weights of Megatron-LM's legacy checkpoints, of any tensor × pipeline size.
 
-A file a (tensor, pipeline) rank. Of a tensor-parallel rank, query, key and value are one matrix,
-group by group [g, (n/g + 2) d, h], and SwiGLU's gate and up are one, [gate; up]; the vocabulary is
-padded. n heads in g groups of d channels, all of one rank (megatron/core/transformer/attention.py).
+A file a (tensor, pipeline) rank, with that rank's shards. The optimizer's states, whose order
+depends on the run's buffers, are not read.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import WEIGHT
 from megatron_lite.config.schema import ModelConfig
-from megatron_lite.convert import megatron_facts, megatron_names, torch_files
-from megatron_lite.convert.foreign import Foreign, Position, refuse, understood
+from megatron_lite.convert import megatron_facts, megatron_layout, megatron_names, torch_files
+from megatron_lite.convert.foreign import Foreign, Position, existing, refuse, understood
 from megatron_lite.convert.target import Target
 from megatron_lite.layers.embedding import WORD_EMBEDDINGS
-from megatron_lite.sharding.plan import LogicalTensor
 
 POINTER = "latest_checkpointed_iteration.txt"
 VERSION = 3.0
@@ -62,7 +59,9 @@ def _read(folder: Path, target: Target) -> Foreign:
         stage, name = sources[tensor]
         shards = [rank[name] for rank in stage.ranks]
         logical = target.table[tensor]
-        return _merge(shards, tensor, logical, target.model, interleaved=facts.interleaved)
+        return megatron_layout.merge(
+            shards, tensor, logical, target.model, interleaved=facts.interleaved
+        )
 
     position = Position(facts.iteration, facts.samples, facts.iteration)
     scalars: dict[str, Any] = {"optimizer_step": 0, "loss_scaler": {}}
@@ -75,11 +74,7 @@ def find(root: Path, step: int | None) -> Path:
     if step is None and not pointer.is_file():
         raise CheckpointError(f"{pointer}: missing; name an iteration with --step")
     word = pointer.read_text().strip() if step is None else str(step)
-    folder = root / (f"iter_{int(word):07d}" if word.isdecimal() else word)
-    if not folder.is_dir():
-        there = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-        raise CheckpointError(f"{folder}: no such folder; there: {', '.join(there) or 'none'}")
-    return folder
+    return existing(root / (f"iter_{int(word):07d}" if word.isdecimal() else word))
 
 
 def _grid(folder: Path) -> list[list[Path]]:
@@ -127,8 +122,9 @@ def _facts(path: Path, content: Mapping[str, Any], target: Target) -> _Facts:
     else:
         notes.append("the checkpoint keeps no arguments: heads, RoPE and epsilon are unchecked")
         args = Namespace()
+    iteration = content.get("iteration")  # a released model has a word there, or nothing
     return _Facts(
-        int(content.get("iteration", 0) or 0),
+        iteration if isinstance(iteration, int) else 0,
         int(getattr(args, "consumed_train_samples", 0) or 0),
         bool(getattr(args, "rotary_interleaved", False)),
         notes,
@@ -203,53 +199,3 @@ def _wrong_shapes(stage: _Stage, name: str, tensors: Sequence[str], target: Targ
         if not fits:
             lines.append(f"{path.parent.name}: {name} has shape {seen}, not {wanted}")
     return lines
-
-
-def _merge(
-    shards: Sequence[Tensor],
-    tensor: str,
-    logical: LogicalTensor,
-    model: ModelConfig,
-    *,
-    interleaved: bool,
-) -> Tensor:
-    """A logical tensor from the ranks' shards of the parameter that holds it."""
-    own = [_extract(shard, tensor, model, len(shards)) for shard in shards]
-    if logical.cut is None:
-        return own[0]
-    whole = torch.cat(own, dim=logical.cut.dim)
-    if whole.shape[0] > logical.shape[0]:
-        whole = whole[: logical.shape[0]]  # the padding of a vocabulary
-    if interleaved and tensor.split(".")[-2] in ("query", "key"):
-        whole = halves(whole, model)
-    return whole
-
-
-def _extract(shard: Tensor, tensor: str, model: ModelConfig, size: int) -> Tensor:
-    """What a rank's parameter holds of one of the logical tensors that are fused in it."""
-    module = tensor.split(".")[-2]
-    if module in ("query", "key", "value"):
-        groups, d = model.num_query_groups // size, model.kv_channels
-        per_group = model.num_attention_heads // model.num_query_groups
-        fused = shard.view(groups, per_group + 2, d, *shard.shape[1:])
-        rows = {
-            "query": fused[:, :per_group],
-            "key": fused[:, per_group : per_group + 1],
-            "value": fused[:, per_group + 1 :],
-        }[module]
-        return rows.reshape(-1, *shard.shape[1:])
-    if module in ("gate", "up") and model.swiglu:
-        return shard.chunk(2)[module == "up"]
-    return shard
-
-
-def halves(rows: Tensor, model: ModelConfig) -> Tensor:
-    """Reorder each head's rows [heads · d, …] from RoPE on neighbours to RoPE on halves.
-
-    Rows 2i and 2i + 1 of the r rotated ones become i and i + r/2; the scores stay the same.
-    """
-    d = model.kv_channels
-    rotated = int(d * model.rotary_percent)
-    order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, d)]
-    heads = rows.view(-1, d, *rows.shape[1:])
-    return heads[:, order].reshape(rows.shape)

@@ -23,6 +23,7 @@ from megatron_lite.convert.foreign import (
     Position,
     Shapes,
     check_shapes,
+    existing,
     refuse,
     understood,
 )
@@ -80,16 +81,11 @@ def _read(folder: Path, target: Target) -> Foreign:
 def find(root: Path, step: int | None) -> Path:
     """`<root>/global_step<step>`, or what `latest` names."""
     if step is not None:
-        folder = root / f"global_step{step}"
-    else:
-        pointer = root / "latest"
-        if not pointer.is_file():
-            raise CheckpointError(f"{pointer}: missing; name a step with --step")
-        folder = root / pointer.read_text().strip()
-    if not folder.is_dir():
-        there = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-        raise CheckpointError(f"{folder}: no such folder; there: {', '.join(there) or 'none'}")
-    return folder
+        return existing(root / f"global_step{step}")
+    pointer = root / "latest"
+    if not pointer.is_file():
+        raise CheckpointError(f"{pointer}: missing; name a step with --step")
+    return existing(root / pointer.read_text().strip())
 
 
 def _rank_paths(folder: Path, facts: Mapping[str, Any]) -> list[Path]:

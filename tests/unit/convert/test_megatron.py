@@ -13,7 +13,7 @@ from torch import Tensor
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import WEIGHT, Manifest
 from megatron_lite.config.schema import ModelConfig
-from megatron_lite.convert import foreign, megatron
+from megatron_lite.convert import foreign, megatron, megatron_layout
 from megatron_lite.convert.target import Target
 from megatron_lite.layers.rotary import apply_rotary, rotary_tables
 from tests.checkpoints import read
@@ -77,7 +77,7 @@ def test_rope_on_neighbours_is_reordered() -> None:
         return out
 
     def ours(weight: Tensor) -> Tensor:
-        rows = (x @ megatron.halves(weight, model).t()).view(1, length, heads, d)
+        rows = (x @ megatron_layout.halves(weight, model).t()).view(1, length, heads, d)
         return apply_rotary(rows, cos, sin)
 
     expected, found = (
