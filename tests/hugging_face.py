@@ -33,6 +33,8 @@ def as_llama(values: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     for i in range(layers):
         for ours, theirs in LLAMA_LAYER.items():
             found[f"model.layers.{i}.{theirs}.weight"] = values[f"layers.{i}.{ours}.weight"]
+            if f"layers.{i}.{ours}.bias" in values:
+                found[f"model.layers.{i}.{theirs}.bias"] = values[f"layers.{i}.{ours}.bias"]
     return found
 
 

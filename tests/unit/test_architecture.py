@@ -36,6 +36,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     ),
     (frozenset({"models"}),),
     (frozenset({"engine"}),),
+    (frozenset({"convert"}),),
     (frozenset({"trainer", "report", "progress", "resume", "saving"}),),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
@@ -53,7 +54,7 @@ PURE = (
 """Modules that must load where torch is not installed."""
 DEEPSPEED = ("engine.deepspeed_setup",)
 ENVIRONMENT = ("train", "session")
-TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "sharding", *PURE)
+TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "convert", "sharding", *PURE)
 LONGEST_FILE = 400
 
 
@@ -148,7 +149,7 @@ def impure_modules(root: Path) -> list[str]:
 
 
 def tools_imports(root: Path) -> list[str]:
-    """Imports of tools that reach above data and checkpoints."""
+    """Imports of tools that reach above data and checkpoints, but for the converter."""
     names = set(modules(root))
     return [
         f"{path.name} imports {target}"
@@ -223,6 +224,16 @@ def test_one_file_imports_deepspeed() -> None:
 
 def test_tools_stay_below_models() -> None:
     assert tools_imports(ROOT) == []
+
+
+def test_nothing_imports_the_converter() -> None:
+    tree = modules(ROOT)
+    users = [
+        m
+        for m, path in tree.items()
+        if any(within(t, ("convert",)) for t in own_imports(path, set(tree)))
+    ]
+    assert [m for m in users if not within(m, ("convert",))] == []
 
 
 def test_no_global_state() -> None:

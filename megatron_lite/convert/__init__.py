@@ -1,0 +1,1 @@
+"""Checkpoints of other programs ↔ ours. Called by tools/convert_checkpoint.py, imported by none."""

@@ -1,0 +1,73 @@
+"""Files that would run code, or are none of torch.save's, are refused with a word on why."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.convert.torch_files import StandIn, load
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_is_never_run(tmp_path: Path, zipped: bool) -> None:
+    marker, path = tmp_path / "marker", tmp_path / "evil.pt"
+    content = {"args": Namespace(a=Evil(marker)), "model": torch.ones(2)}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match="refused, since loading it would run code") as caught:
+        load(path)
+    assert not marker.exists()
+    assert str(path) in str(caught.value)
+    assert "posix.system" in str(caught.value)
+    torch.load(path, weights_only=False)
+    assert marker.exists(), "the file was harmless"
+
+
+def test_a_plain_pickle_is_not_run(tmp_path: Path) -> None:
+    marker, path = tmp_path / "marker", tmp_path / "evil.pt"
+    path.write_bytes(pickle.dumps(Evil(marker), protocol=2))
+    with pytest.raises(CheckpointError, match=r"evil\.pt"):
+        load(path)
+    assert not marker.exists()
+
+
+def test_an_allowed_name_gives_no_access_to_the_class(tmp_path: Path) -> None:
+    """What is allowed by name is an object without behaviour, whatever the file passes to it."""
+    path = tmp_path / "states.pt"
+    torch.save({"numpy": np.random.get_state(), "random": random.getstate()}, path)
+    kept = load(path)["numpy"][1]
+    assert type(kept) is StandIn and vars(kept).keys() <= {"args"}
+
+
+def test_other_files(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="missing; the checkpoint is not whole"):
+        load(tmp_path / "absent.pt")
+    path = tmp_path / "list.pt"
+    torch.save([1], path)
+    with pytest.raises(CheckpointError, match="holds no dictionary but a list"):
+        load(path)
+    torch.save({"a": torch.ones(10_000)}, path)
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match=r"is no whole file of torch\.save"):
+        load(path)
+    path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"is no whole file of torch\.save"):
+        load(path)
