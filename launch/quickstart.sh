@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: environment, corpus, tokenizer, token files, training, and where to
-# look. What an earlier run made is used again.
+# From nothing to a trained model: environment, corpus, tokenizer, token files, training, and the same
+# training going on with another layout, from a resharded checkpoint; and where to look. What an earlier run made is used again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
 
 DATA=data/quickstart
 RUN=runs/quickstart
+OTHER=runs/quickstart-resharded
 CONFIG=configs/run/quickstart.json
 
 # make WHAT FILE COMMAND…: runs the command unless the file is there.
@@ -48,6 +49,17 @@ else
   rm -rf "$RUN"
   OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node 4 \
     -m megatron_lite.train "$CONFIG" --run-dir "$RUN" "$@"
+
+  say "resharding: tensor 2 x pipeline 2 -> tensor 1 x pipeline 2, with a proof"
+  rm -rf "$OTHER"
+  python tools/reshard_checkpoint.py --load "$RUN/checkpoints" --save "$OTHER/checkpoints" \
+    --tensor-model-parallel-size 1 --pipeline-model-parallel-size 2
+  step=$(sed s/global_step// "$OTHER/checkpoints/latest")
+  say "training goes on from iteration $step on two processes: the loss continues"
+  OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node 2 \
+    -m megatron_lite.train "$CONFIG" --run-dir "$OTHER" "$@" \
+    --set parallel.tensor_model_parallel_size=1 --set "training.train_iters=$((step + 3))" \
+    --set checkpoint.load=checkpoints --set logging.log_interval=1
 fi
 
 say "metrics: $RUN/metrics.jsonl, checkpoint: $RUN/checkpoints, resolved config: $RUN/config.json"

@@ -8,6 +8,11 @@ torch.set_num_threads(1)  # tests of several ranks share the cores
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--every-pair",
+        action="store_true",
+        help="reshard from every layout to every other; takes a night",
+    )
+    parser.addoption(
         "--every", action="store_true", help="run the whole matrix of layouts, not a covering part"
     )
 

@@ -54,6 +54,10 @@ def test_the_quickstart_trains_and_then_uses_again_what_it_made(copy: Path) -> N
     for told in ("lm loss first:", "tokens per second:", "peak memory (MiB):", "loss scale:"):
         assert told in first
     assert "tensorboard --logdir runs/quickstart/tensorboard" in first
+    other = (copy / "runs/quickstart-resharded/metrics.jsonl").read_text().splitlines()
+    goes_on = [row for row in map(json.loads, other) if row["event"] == "train"]
+    assert [row["iteration"] for row in goes_on] == [5, 6, 7], "after a change of layout"
+    assert goes_on[-1]["lm_loss"] < losses[0]
 
     written = (run / "metrics.jsonl").read_bytes()
     second = quickstart(copy)
