@@ -15,7 +15,8 @@ def partition_layers(
     """The layer numbers of each stage: consecutive, in order, every layer exactly once.
 
     With `layout` (transformer layers per stage) the counts are taken as they are. Only the first
-    and the last of several stages may have 0, as they keep the embedding and the head.
+    and the last of several stages may have 0, as they keep the embedding and the head; a training
+    run needs a layer on each, which its config's rules see to.
     Without it the stages are balanced: all get num_layers // num_stages, and the remainder goes
     one each to the stages from the last but one downwards. The last stage never gets one, since
     it also computes the head (up to several layers' worth) and the loss. Among the others a later

@@ -50,4 +50,21 @@ def loading_is_unambiguous(cfg: RunConfig) -> Iterator[Problem]:
         yield from without_effect(checkpoint, CheckpointConfig, unread, "checkpoint", why)
 
 
-RULES: tuple[Rule, ...] = (saving_has_a_folder, loading_has_a_folder, loading_is_unambiguous)
+def states_can_be_read(cfg: RunConfig) -> Iterator[Problem]:
+    """States on nvme pass through buffers that DeepSpeed reuses, which a save would mix up."""
+    if cfg.deepspeed.zero_optimization.offload_optimizer.device != "nvme":
+        return
+    for name in ("save", "load"):
+        folder = getattr(cfg.checkpoint, name)
+        if folder is not None:
+            rule = "checkpoints of optimizer states on nvme are not supported"
+            nearest = 'leave it out, or use "device": "cpu" in offload_optimizer'
+            yield Problem(f"checkpoint.{name}", folder, rule, nearest)
+
+
+RULES: tuple[Rule, ...] = (
+    saving_has_a_folder,
+    loading_has_a_folder,
+    loading_is_unambiguous,
+    states_can_be_read,
+)

@@ -24,7 +24,8 @@ class PrecisionConfig(Section):
     """Lower bound of the dynamic loss scale."""
 
     loss_scale_window: PositiveWhole = 1000
-    """Steps without overflow after which the dynamic loss scale doubles."""
+    """Steps without overflow after which the dynamic loss scale doubles, at the next one (as in
+    DeepSpeed)."""
 
     hysteresis: PositiveWhole = 2
     """Overflows after which the dynamic loss scale halves. 1: at the first one."""
