@@ -5,7 +5,6 @@ The trainer asks for saves; what a checkpoint is, checkpoint/ knows. At most one
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +56,7 @@ class Saver:
         if self.root is None or self._saved_at == progress.iteration:
             return
         self.finish()
-        started = time.perf_counter()
+        started = self._timer.clock()
         with self._timer.apart("save"):
             taken = snapshot().copied() if self._config.async_save else snapshot()
             save = Save(self.root, taken, keep_last=self._config.keep_last)
@@ -67,7 +66,7 @@ class Saver:
                 current.thread.start()
             else:
                 save.write()
-        current.waited = time.perf_counter() - started
+        current.waited = self._timer.clock() - started
         self._saved_at, self._on_its_way = progress.iteration, current
         if current.thread is None:
             self.finish()
@@ -85,13 +84,13 @@ class Saver:
         current = self._on_its_way
         if current is None:
             return
-        started = time.perf_counter()
+        started = self._timer.clock()
         with self._timer.apart("save"):
             if current.thread is not None:
                 current.thread.join()
             self._on_its_way = None
             saved = current.save.finish()
-        now = time.perf_counter()
+        now = self._timer.clock()
         self._report.saved(
             saved,
             current.progress,

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from megatron_lite import report
-from megatron_lite import trainer as training
+from megatron_lite.checkpoint.save import Save
 from megatron_lite.data.loader import MicroBatch
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.trainer import Trainer
@@ -96,19 +96,19 @@ class Clock:
 
 def two_seconds_a_step(trainer: Trainer) -> None:
     clock = Clock()
-    trainer.timer = StepTimer(clock)
-    step, save = trainer.engine.step, training.save
+    trainer.timer = trainer.saver._timer = StepTimer(clock)
+    step, write = trainer.engine.step, Save.write
 
     def slow_step(lr: float) -> object:
         clock.now += 2.0
         return step(lr)
 
-    def slow_save(*args: object, **kwargs: object) -> object:
+    def slow_write(self: Save) -> None:
         clock.now += 10.0
-        return save(*args, **kwargs)
+        write(self)
 
     trainer.engine.step = slow_step
-    training.save = slow_save
+    Save.write = slow_write  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("interval", [1, 5])

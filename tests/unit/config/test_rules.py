@@ -279,27 +279,6 @@ def zero(**keys: object) -> dict[str, object]:
         ),
         ({"checkpoint": {"save_interval": 5}}, "checkpoint.save_interval", r"without .*save"),
         ({"checkpoint": {"keep_last": 5}}, "checkpoint.keep_last", r"without checkpoint.save"),
-        ({"checkpoint": {"strict": False}}, "checkpoint.strict", r"without checkpoint.load"),
-        (
-            {"checkpoint": {"load": "c", "finetune": True, "no_load_rng": True}},
-            "checkpoint.no_load_rng",
-            r"no effect with checkpoint.finetune",
-        ),
-        (
-            {"checkpoint": {"load": "c", "ckpt_step": 3, "fall_back_to_older": True}},
-            "checkpoint.fall_back_to_older",
-            r"no effect beside checkpoint.ckpt_step",
-        ),
-        (
-            {
-                "deepspeed": zero(
-                    stage=3, offload_optimizer={"device": "nvme", "nvme_path": "/disk"}
-                ),
-                "checkpoint": {"save": "c"},
-            },
-            "checkpoint.save",
-            r"states on nvme are not supported",
-        ),
         ({"checkpoint": {"ckpt_step": 5}}, "checkpoint.ckpt_step", r"without checkpoint.load"),
         (
             {"checkpoint": {"exit_on_missing_checkpoint": True}},

@@ -1,0 +1,38 @@
+"""Keys of the section `checkpoint` that nothing would read, and states that can't be saved."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"checkpoint": {"strict": False}}, "checkpoint.strict", r"without checkpoint.load"),
+        (
+            {"checkpoint": {"load": "c", "finetune": True, "no_load_rng": True}},
+            "checkpoint.no_load_rng",
+            r"no effect with checkpoint.finetune",
+        ),
+        (
+            {"checkpoint": {"load": "c", "ckpt_step": 3, "fall_back_to_older": True}},
+            "checkpoint.fall_back_to_older",
+            r"no effect beside checkpoint.ckpt_step",
+        ),
+        (
+            {
+                "deepspeed": {
+                    "zero_optimization": {
+                        "stage": 3,
+                        "offload_optimizer": {"device": "nvme", "nvme_path": "/disk"},
+                    }
+                },
+                "checkpoint": {"save": "c"},
+            },
+            "checkpoint.save",
+            r"states on nvme are not supported",
+        ),
+    ],
+)
+def test_refused(problems, changes, path: str, words: str) -> None:
+    assert words in problems(changes)[path].rule
