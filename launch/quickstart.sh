@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a trained model: environment, corpus, tokenizer, token files, training, and the same
-# training going on with another layout, from a resharded checkpoint; and where to look. What an earlier run made is used again.
+# training going on with another layout, from a resharded checkpoint; and where to look. What an
+# earlier run made is used again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh

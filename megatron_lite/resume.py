@@ -118,7 +118,8 @@ def _find(config: CheckpointConfig, root: Path, grid: Grid) -> _Found | None:
     if newest is None:
         return None
     passed_over: list[str] = []
-    for folder in [newest, *store.older(newest)]:
+    older = store.older(newest)
+    for folder in [newest, *older]:
         try:
             with together(CheckpointError):
                 manifest = Manifest.read(folder)
@@ -128,7 +129,7 @@ def _find(config: CheckpointConfig, root: Path, grid: Grid) -> _Found | None:
         except CheckpointError as error:
             if not config.fall_back_to_older:
                 hint = "; checkpoint.fall_back_to_older would take the newest whole one"
-                raise CheckpointError(f"{error}{hint if store.older(newest) else ''}") from error
+                raise CheckpointError(f"{error}{hint if older else ''}") from error
             passed_over.append(f" passed over {folder}: {error} |")
     raise CheckpointError(f"{root}: no checkpoint is whole:\n" + "\n".join(passed_over))
 
@@ -190,6 +191,5 @@ def _restore_streams(
             streams.restore(load_rng(found.folder, grid.rank))
         return " random streams continued |"
     streams.seed(config.training.seed + progress.iteration, grid)
-    saved = " x ".join(f"{axis} {n}" for axis, n in manifest.layout.items())
-    why = "as asked for" if there else f"since it was saved from {saved}"
+    why = "as asked for" if there else f"since it was saved from {manifest.saved_from}"
     return f" random streams seeded anew, {why} |"

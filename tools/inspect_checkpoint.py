@@ -86,8 +86,9 @@ def other_numbers(manifest: Manifest, found: Scan) -> list[str]:
 
 def read(folder: Path, manifest: Manifest) -> Scan:
     """Read every byte of a checkpoint."""
-    size = sum(file.bytes for file in manifest.files.values())
-    with tqdm(total=size, unit="B", unit_scale=True, desc=folder.name, leave=False) as bar:
+    with tqdm(
+        total=manifest.bytes, unit="B", unit_scale=True, desc=folder.name, leave=False
+    ) as bar:
         return scan(
             folder,
             manifest.boxes,

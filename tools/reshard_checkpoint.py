@@ -72,8 +72,7 @@ def main() -> None:
     describe(source, args.save, planned)
     if args.dry_run:
         return
-    size = sum(file.bytes for file in manifest.files.values())
-    total = size + 2 * planned.bytes
+    total = manifest.bytes + 2 * planned.bytes
     with tqdm(total=total, unit="B", unit_scale=True, desc="read, write, read again") as bar:
         folder, found = reshard(
             source, args.save, planned, workers=args.workers, progress=bar.update
@@ -84,8 +83,7 @@ def main() -> None:
 def describe(source: Path, save: Path, planned: Plan) -> None:
     """Say what is written and what is not."""
     target, manifest = planned.target, planned.source
-    before = " x ".join(f"{axis} {n}" for axis, n in manifest.layout.items())
-    print(f"from  {source}: {before}, {len(manifest.files)} files")
+    print(f"from  {source}: {manifest.saved_from}, {len(manifest.files)} files")
     print(
         f"to    {save}: tensor {target.tp} x pipeline {target.pp} x data {target.dp}, "
         f"{len(planned.shards)} files, {planned.bytes / 1e6:.1f} MB ({target.dtype})"

@@ -16,6 +16,7 @@ from megatron_lite.checkpoint.fingerprint import Fingerprints
 from megatron_lite.checkpoint.manifest import FILE_NAME, Manifest
 from megatron_lite.checkpoint.tensor_file import TensorReaders, Values
 from megatron_lite.sharding.placement import Box
+from megatron_lite.sharding.plan import differing_shapes
 
 
 def locate(path: Path, step: int | None = None) -> Path:
@@ -32,19 +33,18 @@ def locate(path: Path, step: int | None = None) -> Path:
 
 def describe(folder: Path, manifest: Manifest) -> Iterator[str]:
     """A few lines on the whole."""
-    progress, layout = manifest.progress, manifest.layout
+    progress = manifest.progress
     numel = sum(prod(tensor.shape) for tensor in manifest.tensors.values())
-    size = sum(file.bytes for file in manifest.files.values())
-    shown = " x ".join(f"{axis} {n}" for axis, n in layout.items())
     yield f"folder      {folder}"
     yield f"format      version {manifest.format_version}"
     yield f"step        {manifest.step}"
     yield f"samples     {progress['consumed_samples']}"
     yield f"updates     {progress['updates']} ({progress['skipped']} steps skipped)"
-    yield f"saved from  {shown}"
+    yield f"saved from  {manifest.saved_from}"
     yield f"states      {', '.join(manifest.states)} ({manifest.dtype})"
     yield f"parameters  {numel} in {len(manifest.tensors)} logical tensors"
-    yield f"files       {len(manifest.files)}, {size / 1e6:.1f} MB, {len(manifest.boxes)} boxes"
+    size = f"{manifest.bytes / 1e6:.1f} MB"
+    yield f"files       {len(manifest.files)}, {size}, {len(manifest.boxes)} boxes"
 
 
 def listing(manifest: Manifest) -> Iterator[str]:
@@ -60,10 +60,8 @@ def differences(one: Manifest, other: Manifest) -> Iterator[str]:
     """What differs but the numbers: position, shared state, model and tensors."""
     for section in ("progress", "scalars", "model"):
         yield from _differing_values(section, getattr(one, section), getattr(other, section))
-    for name in sorted({*one.tensors, *other.tensors}):
-        shapes = [m.tensors[name].shape if name in m.tensors else None for m in (one, other)]
-        if shapes[0] != shapes[1]:
-            yield f"tensor {name}: shape {shapes[0]} | {shapes[1]}"
+    for name, shapes in differing_shapes(one.shapes, other.shapes).items():
+        yield f"tensor {name}: shape {shapes[0]} | {shapes[1]}"
     if set(one.states) != set(other.states) or one.dtype != other.dtype:
         yield f"states: {one.states} {one.dtype} | {other.states} {other.dtype}"
 

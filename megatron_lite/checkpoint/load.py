@@ -6,7 +6,6 @@ Each rank reads for itself, and only the bytes that it needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from megatron_lite.checkpoint.fragment import Fragment
 from megatron_lite.checkpoint.manifest import STATES, Manifest, StoredFile
 from megatron_lite.checkpoint.scan import compare_file, file_facts
 from megatron_lite.checkpoint.tensor_file import TensorReaders
+from megatron_lite.sharding.plan import differing_shapes
 
 WEIGHTS = STATES[:1]
 
@@ -60,20 +60,6 @@ def shapes_of(fragments: Iterable[Fragment]) -> dict[str, tuple[int, ...]]:
     return {piece.tensor: piece.shape for f in fragments for piece in f.pieces}
 
 
-@dataclass
-class Mismatch:
-    """How the logical tensors of a checkpoint and of a model differ, a line each."""
-
-    missing: list[str] = field(default_factory=list)
-    superfluous: list[str] = field(default_factory=list)
-    reshaped: list[str] = field(default_factory=list)
-
-    @property
-    def lines(self) -> list[str]:
-        """All of them."""
-        return [*self.reshaped, *self.missing, *self.superfluous]
-
-
 def check_tensors(
     manifest: Manifest, model: Mapping[str, tuple[int, ...]], *, lenient: bool = False
 ) -> list[str]:
@@ -82,21 +68,18 @@ def check_tensors(
     Raises CheckpointError, listing all that are missing, superfluous or of another shape; with
     `lenient` only for the shapes, and the others' lines are returned.
     """
-    found = Mismatch()
-    for name in sorted({*manifest.tensors, *model}):
-        there, needed = manifest.tensors.get(name), model.get(name)
+    missing, superfluous, reshaped = [], [], []
+    for name, (there, needed) in differing_shapes(manifest.shapes, model).items():
         if there is None:
-            found.missing.append(f"{name}: not in the checkpoint")
+            missing.append(f"{name}: not in the checkpoint")
         elif needed is None:
-            found.superfluous.append(f"{name}: not in the model")
-        elif there.shape != needed:
-            shapes = f"shape {there.shape} in the checkpoint, {needed} in the model"
-            found.reshaped.append(f"{name}: {shapes}")
-    if found.reshaped or (found.lines and not lenient):
-        raise CheckpointError(
-            "the checkpoint does not fit the model:\n  " + "\n  ".join(found.lines)
-        )
-    return found.lines
+            superfluous.append(f"{name}: not in the model")
+        else:
+            reshaped.append(f"{name}: shape {there} in the checkpoint, {needed} in the model")
+    lines = [*reshaped, *missing, *superfluous]
+    if reshaped or (lines and not lenient):
+        raise CheckpointError("the checkpoint does not fit the model:\n  " + "\n  ".join(lines))
+    return lines
 
 
 def check_files(folder: Path, files: Mapping[str, StoredFile]) -> list[str]:

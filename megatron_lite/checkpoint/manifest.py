@@ -76,6 +76,21 @@ class Manifest:
         """The iteration after which it was saved; its folder is named by it."""
         return int(self.progress["iteration"])
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the logical tensors."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def saved_from(self) -> str:
+        """The layout in words."""
+        return " x ".join(f"{axis} {size}" for axis, size in self.layout.items())
+
     @cached_property
     def stored(self) -> dict[tuple[str, str], list[StoredBox]]:
         """The boxes of each (tensor, state)."""

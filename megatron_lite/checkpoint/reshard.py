@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.assemble import assemble, cast
+from megatron_lite.checkpoint.complete import complete
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints
 from megatron_lite.checkpoint.manifest import CODES, WEIGHT, Manifest, StoredBox
@@ -144,6 +145,7 @@ def reshard(
     step = plan.source.step
     if store.exists(root, step):
         raise CheckpointError(f"{store.step_folder(root, step)} exists; remove it first")
+    config, origins = _config(source, plan.target), store.read_json(source, "origins.json")
     folder = _working_folder(source, root, plan)
     before = _fingerprints(source, plan, progress)
     with ThreadPoolExecutor(workers) as pool:
@@ -158,12 +160,8 @@ def reshard(
         dtype=plan.target.dtype,
         fingerprints=found.fingerprints.sums,
     )
-    result.write(folder)
-    (folder / "config.json").write_text(_config(source, plan.target))
-    (folder / "origins.json").write_text((source / "origins.json").read_text())
     (folder / JOB).unlink()
-    store.commit(folder, root, step, keep_last=None)
-    return store.step_folder(root, step), found.fingerprints
+    return complete(folder, root, result, config=config, origins=origins), found.fingerprints
 
 
 def _fingerprints(source: Path, plan: Plan, progress: Progress) -> Fingerprints:
@@ -172,9 +170,8 @@ def _fingerprints(source: Path, plan: Plan, progress: Progress) -> Fingerprints:
     CheckpointError where the source has to be read and is damaged.
     """
     manifest, target = plan.source, plan.target
-    size = sum(file.bytes for file in manifest.files.values())
     if target.dtype == manifest.dtype and manifest.fingerprints:
-        progress(size)
+        progress(manifest.bytes)
         sums = manifest.fingerprints
     else:
         convert = partial(cast, source=manifest.dtype, target=target.dtype)
@@ -247,12 +244,12 @@ def _working_folder(source: Path, root: Path, plan: Plan) -> Path:
     return folder
 
 
-def _config(source: Path, target: Target) -> str:
+def _config(source: Path, target: Target) -> dict[str, Any]:
     """The run's config, asking for the new layout."""
     config = store.read_json(source, "config.json")
-    config["parallel"] = config["parallel"] | {
+    parallel = {
         "tensor_model_parallel_size": target.tp,
         "pipeline_model_parallel_size": target.pp,
         "pipeline_model_parallel_layout": None if target.layers is None else list(target.layers),
     }
-    return json.dumps(config, indent=2) + "\n"
+    return config | {"parallel": config["parallel"] | parallel}

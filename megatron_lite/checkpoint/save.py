@@ -6,7 +6,6 @@ in a thread. Only lists of boxes and hashes travel to rank 0, which writes the m
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.complete import complete
 from megatron_lite.checkpoint.copies import Copies, differing_copies, fingerprint_copies
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints, box_fingerprint
@@ -189,10 +189,14 @@ class Save:
             dtype=DTYPE,
             fingerprints=fingerprints.sums,
         )
-        manifest.write(self._folder)
-        for name, value in (("config", snapshot.config), ("origins", dict(snapshot.origins))):
-            (self._folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
-        store.commit(self._folder, self._root, self._step, keep_last=self._keep_last)
+        complete(
+            self._folder,
+            self._root,
+            manifest,
+            config=snapshot.config,
+            origins=snapshot.origins,
+            keep_last=self._keep_last,
+        )
 
 
 def _size(fragments: Iterable[Fragment]) -> int:

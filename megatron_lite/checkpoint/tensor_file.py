@@ -99,13 +99,13 @@ class TensorReader:
         width = out.itemsize * prod(shape[1:])
         if box.size[1:] == shape[1:]:
             first = box.offset[0] if box.offset else 0
-            self.fill(self.data_start + start + width * first, out)
+            self._fill(self.data_start + start + width * first, out)
             return
         inner = Box(box.offset[1:], box.size[1:])
         for row, values in enumerate(out, start=box.offset[0]):
             self._read_runs(values, shape[1:], inner, start + width * row)
 
-    def fill(self, position: int, out: Values) -> None:
+    def _fill(self, position: int, out: Values) -> None:
         """Fill a contiguous array with the file's bytes from `position` on."""
         view = out.reshape(-1).view(np.uint8).data
         done = 0

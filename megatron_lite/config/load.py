@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def load_config(
     if problems or world_size is None:
         raise ConfigError([replace(p, origin=p.origin or tree.origin(p.path)) for p in problems])
     config = RunConfig.model_validate(draft.as_dict())
-    origins = {path: tree.origins.get(path, "default") for path in _leaves(resolved_dict(config))}
+    origins = {p: tree.origins.get(p, "default") for p, _ in leaves(resolved_dict(config))}
     origins |= dict.fromkeys(derived, "derived")
     return LoadedConfig(config, world_size, origins, advise(config, world_size))
 
@@ -81,11 +81,11 @@ def resolved_dict(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def _leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
-    """JSON paths of the values that are not objects."""
+def leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """JSON path and value of everything that is no object."""
     for key, value in values.items():
         place = join(path, key)
-        if isinstance(value, dict):
-            yield from _leaves(value, place)
+        if isinstance(value, Mapping):
+            yield from leaves(value, place)
         else:
-            yield place
+            yield place, value

@@ -13,8 +13,7 @@ from typing import Any
 
 from megatron_lite.config.compose import Tree
 from megatron_lite.config.errors import ConfigError, Problem, show
-from megatron_lite.config.json_text import join
-from megatron_lite.config.load import LoadedConfig, load_config, resolved_dict
+from megatron_lite.config.load import LoadedConfig, leaves, load_config, resolved_dict
 
 _INHERITED = ("model", "training", "optimizer", "precision", "data")
 """Sections that a resumed run takes from the checkpoint where its own config is silent."""
@@ -87,16 +86,6 @@ def resume_config(
     if problems:
         raise ConfigError(problems)
     return replace(loaded, notes=[*_inherited(loaded, origin), *_accepted(saved, loaded)])
-
-
-def leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """JSON path and value of everything that is no object."""
-    for key, value in values.items():
-        place = join(path, key)
-        if isinstance(value, Mapping):
-            yield from leaves(value, place)
-        else:
-            yield place, value
 
 
 def data_differ(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,12 +14,15 @@ import torch
 from torch import Tensor
 
 from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.complete import complete
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import CODES, Manifest, StoredBox, StoredFile
 from megatron_lite.checkpoint.tensor_file import TensorWriter
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.convert.target import Target
+from megatron_lite.progress import Progress
 from megatron_lite.sharding.placement import Box
+from megatron_lite.sharding.plan import differing_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 DTYPE = "float32"
@@ -28,23 +30,11 @@ _FILE = "shard_00000.safetensors"
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where a run stands; the fields of a manifest's `progress`."""
-
-    iteration: int
-    consumed_samples: int
-    updates: int
-    skipped: int = 0
-    data_start: int = 0
-    nan: int = 0
-
-
-@dataclass(frozen=True)
 class Foreign:
     """What a checkpoint of another program gives."""
 
     folder: Path
-    position: Position
+    position: Progress
     scalars: dict[str, Any]
     """Optimizer step and loss scaler, as a manifest keeps them."""
     states: tuple[str, ...]
@@ -73,11 +63,9 @@ def write(
         folder = store.begin(root, step)
         store.require_space(root, size(target, foreign))
         manifest = _write_tensors(folder, target, foreign, progress)
-        manifest.write(folder)
-        _write_json(folder / "config.json", resolved_dict(target.loaded.config))
-        _write_json(folder / "origins.json", target.loaded.origins)
-        store.commit(folder, root, step, keep_last=None)
-    return store.step_folder(root, step)
+        loaded = target.loaded
+        config = resolved_dict(loaded.config)
+        return complete(folder, root, manifest, config=config, origins=loaded.origins)
 
 
 @contextmanager
@@ -138,10 +126,6 @@ def _write_tensors(
     )
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
-
-
 def existing(folder: Path) -> Path:
     """The folder; CheckpointError that names those beside it where it is not there."""
     if folder.is_dir():
@@ -154,13 +138,13 @@ def existing(folder: Path) -> Path:
 def check_shapes(where: Path, found: Shapes, wanted: Shapes) -> None:
     """CheckpointError with a line for every tensor that is missing, superfluous or reshaped."""
     lines = []
-    for name in sorted({*found, *wanted}):
-        if name not in found:
-            lines.append(f"{name}: missing, the config's model has it with shape {wanted[name]}")
-        elif name not in wanted:
+    for name, (there, needed) in differing_shapes(found, wanted).items():
+        if there is None:
+            lines.append(f"{name}: missing, the config's model has it with shape {needed}")
+        elif needed is None:
             lines.append(f"{name}: superfluous, the config's model has no place for it")
-        elif found[name] != wanted[name]:
-            lines.append(f"{name}: shape {found[name]}, the config's model has {wanted[name]}")
+        else:
+            lines.append(f"{name}: shape {there}, the config's model has {needed}")
     refuse(f"{where} does not hold the model of the config; correct its model section", lines)
 
 

@@ -19,9 +19,10 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import WEIGHT
 from megatron_lite.config.schema import ModelConfig
 from megatron_lite.convert import megatron_facts, megatron_layout, megatron_names, torch_files
-from megatron_lite.convert.foreign import Foreign, Position, existing, refuse, understood
+from megatron_lite.convert.foreign import Foreign, existing, refuse, understood
 from megatron_lite.convert.target import Target
 from megatron_lite.layers.embedding import WORD_EMBEDDINGS
+from megatron_lite.progress import Progress
 
 POINTER = "latest_checkpointed_iteration.txt"
 VERSION = 3.0
@@ -63,7 +64,9 @@ def _read(folder: Path, target: Target) -> Foreign:
             shards, tensor, logical, target.model, interleaved=facts.interleaved
         )
 
-    position = Position(facts.iteration, facts.samples, facts.iteration)
+    position = Progress(
+        iteration=facts.iteration, consumed_samples=facts.samples, updates=facts.iteration
+    )
     scalars: dict[str, Any] = {"optimizer_step": 0, "loss_scaler": {}}
     return Foreign(folder, position, scalars, (WEIGHT,), read_one, facts.notes)
 

@@ -20,7 +20,6 @@ from megatron_lite.checkpoint.manifest import STATES
 from megatron_lite.convert import torch_files
 from megatron_lite.convert.foreign import (
     Foreign,
-    Position,
     Shapes,
     check_shapes,
     existing,
@@ -29,10 +28,10 @@ from megatron_lite.convert.foreign import (
 )
 from megatron_lite.convert.hugging_face import parameter_shapes, parts_of
 from megatron_lite.convert.target import Target
+from megatron_lite.engine.interface import SCALER_STATE
+from megatron_lite.progress import Progress
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
-_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What the engine continues a loss scale from."""
 
 
 @dataclass(frozen=True)
@@ -185,10 +184,15 @@ def _optimizer_step(folder: Path, ranks: list[Mapping[str, Any]]) -> int:
 def _scaler(rank: Mapping[str, Any]) -> dict[str, Any]:
     """The loss scaler's counters."""
     attributes = vars(rank.get("loss_scaler", torch_files.StandIn()))
-    return {name: attributes[name] for name in _SCALER if name in attributes}
+    return {name: attributes[name] for name in SCALER_STATE if name in attributes}
 
 
-def _position(facts: Mapping[str, Any]) -> Position:
+def _position(facts: Mapping[str, Any]) -> Progress:
     """DeepSpeed counts skipped steps among its steps, as we do."""
     steps, skipped = facts["global_steps"], facts.get("skipped_steps", 0)
-    return Position(steps, facts.get("global_samples", 0), steps - skipped, skipped)
+    return Progress(
+        iteration=steps,
+        consumed_samples=facts.get("global_samples", 0),
+        updates=steps - skipped,
+        skipped=skipped,
+    )

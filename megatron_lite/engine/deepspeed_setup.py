@@ -20,9 +20,8 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import nn
 from torch.utils.cpp_extension import _get_build_directory
 
+from megatron_lite.engine.interface import SCALER_STATE
 from megatron_lite.mpu.groups import DeepSpeedMpu
-
-_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def initialize(
@@ -84,7 +83,7 @@ def compile_kernels(*, cpu_adam: bool = True) -> None:
 def scaler_state(optimizer: Any) -> dict[str, Any]:
     """The loss scaler's counters, as plain numbers."""
     scaler = optimizer.loss_scaler
-    return {name: getattr(scaler, name) for name in _SCALER_STATE if hasattr(scaler, name)}
+    return {name: getattr(scaler, name) for name in SCALER_STATE if hasattr(scaler, name)}
 
 
 def load_scaler(optimizer: Any, state: Mapping[str, Any]) -> None:

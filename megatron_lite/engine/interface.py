@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from megatron_lite.checkpoint.fragment import Fragment
 
+SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What DeepSpeed's dynamic loss scaler continues from, by its names."""
+
 
 @dataclass(frozen=True)
 class StepOutcome:

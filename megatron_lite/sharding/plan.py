@@ -83,6 +83,14 @@ def shard_contents(
             yield name, box
 
 
+def differing_shapes(
+    one: Mapping[str, tuple[int, ...]], other: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
+    """Tensors that two models don't have alike, by name, with both shapes; None: it has none."""
+    pairs = {name: (one.get(name), other.get(name)) for name in sorted({*one, *other})}
+    return {name: shapes for name, shapes in pairs.items() if shapes[0] != shapes[1]}
+
+
 def copies(wanted: Box, stored: Iterable[B]) -> list[Copy[B]]:
     """What to copy from which of the stored boxes of the same tensor; ValueError for a gap.
 

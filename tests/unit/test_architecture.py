@@ -26,6 +26,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({f"pipeline.{m}" for m in PURE_PIPELINE}),
         frozenset({"outcome"}),
         frozenset({"command"}),
+        frozenset({"progress"}),
     ),
     (frozenset({"mpu"}), frozenset({"monitoring"}), frozenset({"health"})),
     (
@@ -37,7 +38,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"models"}),),
     (frozenset({"engine"}),),
     (frozenset({"convert"}),),
-    (frozenset({"trainer", "report", "progress", "resume", "saving"}),),
+    (frozenset({"trainer", "report", "resume", "saving"}),),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
     (frozenset({"session"}),),

@@ -51,7 +51,7 @@ def loading_is_unambiguous(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def states_can_be_read(cfg: RunConfig) -> Iterator[Problem]:
-    """States on nvme pass through buffers that DeepSpeed reuses, which a save would mix up."""
+    """DeepSpeed reads states on nvme into buffers that it may use again; saving them is untried."""
     if cfg.deepspeed.zero_optimization.offload_optimizer.device != "nvme":
         return
     for name in ("save", "load"):
