@@ -46,6 +46,7 @@ ARRIVES = f"{DEEPSPEED}::test_b58_every_value_arrives_under_deepspeeds_own_key"
 READ = f"{DEEPSPEED}::test_deepspeed_reads_every_key"
 FP16 = "tests/distributed/test_fp16.py"
 RELOAD = "tests/distributed/test_reload.py"
+STARTS = "tests/distributed/test_starts.py"
 RESUME = "tests/distributed/test_resume.py"
 LAUNCH = "tests/distributed/test_launch.py"
 
@@ -244,6 +245,14 @@ CHECKPOINT = {
     "keep_last": f"{RESUME}::test_only_the_newest_are_kept",
     "ckpt_step": f"{RELOAD}::test_b40_steps_that_exist_and_steps_that_do_not",
     "exit_on_missing_checkpoint": f"{RELOAD}::test_b40_steps_that_exist_and_steps_that_do_not",
+    "async_save": f"{STARTS}::test_an_asynchronous_save_holds_the_step_it_began_at",
+    "verify_on_load": f"{STARTS}::test_checksums_are_compared_unless_that_is_switched_off",
+    "fall_back_to_older": f"{STARTS}::test_damage_is_named_and_older_ones_need_leave",
+    "finetune": f"{STARTS}::test_b38_masters_follow_loaded_weights",
+    "no_load_optim": f"{STARTS}::test_going_on_without_the_optimizer",
+    "no_load_rng": f"{STARTS}::test_random_streams_are_left_where_that_is_asked_for",
+    "strict": f"{STARTS}::test_b40_lenient_lists_what_is_missing",
+    "changed_data": f"{STARTS}::test_b60_other_data_from_their_beginning",
 }
 LOGGING = {
     "log_interval": Probe("logging.log_interval=2", "rows"),

@@ -20,7 +20,7 @@ from megatron_lite.trainer import Trainer
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import logical_state, make_trainer, merged, train
 from tests.distributed.small import layout, rows, small_config
-from tests.distributed.test_reload import attempt, on_disk
+from tests.distributed.test_reload import attempt, first_lines, on_disk
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,7 +125,7 @@ def damage(root: Path, step: int, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["flipped", "truncated", "missing", "manifest"])
-def test_damage_is_named_and_older_ones_are_taken_only_if_allowed(
+def test_damage_is_named_and_older_ones_need_leave(
     kind: str, config: Path, saved: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(saved, tmp_path / "c")
@@ -142,19 +142,35 @@ def test_damage_is_named_and_older_ones_are_taken_only_if_allowed(
         assert "no checkpoint is whole" in error and error.count("passed over") == 3
 
 
-def lenient(config: Path, overrides: list[str], run_dir: Path) -> list[str]:
-    """What a run says at its start."""
-    said: list[str] = []
-    Reporter.say = lambda self, line: said.append(line)  # type: ignore[method-assign]
-    trainer = make_trainer(config, overrides, run_dir)
-    trainer.report.close()
-    trainer.engine.close()
-    return said
+def test_checksums_are_compared_unless_that_is_switched_off(
+    config: Path, saved: Path, tmp_path: Path
+) -> None:
+    """Another float is a float: nothing but a checksum tells."""
+    shutil.copytree(saved, tmp_path / "c")
+    damage(tmp_path / "c", 6, "flipped")
+    load = [*layout(2, 1), f'checkpoint.load="{tmp_path / "c"}"']
+    for _, error in on_ranks(2, attempt, config, load, tmp_path):
+        assert "its bytes have changed" in error
+    unverified = [*load, "checkpoint.verify_on_load=false"]
+    assert on_ranks(2, attempt, config, unverified, tmp_path) == [(6, "")] * 2
+
+
+def test_random_streams_are_left_where_that_is_asked_for(
+    config: Path, saved: Path, tmp_path: Path
+) -> None:
+    load = [*layout(2, 1), f'checkpoint.load="{saved}"']
+    (same, _), (anew, _) = (
+        on_ranks(2, first_lines, config, overrides, tmp_path)
+        for overrides in (load, [*load, "checkpoint.no_load_rng=true"])
+    )
+    assert any("random streams continued" in line for line in same[0])
+    assert any("seeded anew, as asked for" in line for line in anew[0])
+    assert same[1] != anew[1]
 
 
 def test_b40_lenient_lists_what_is_missing(config: Path, saved: Path, tmp_path: Path) -> None:
     load = [f'checkpoint.load="{saved}"', "model.num_layers=3", "checkpoint.strict=false"]
-    (said,) = on_ranks(1, lenient, config, load, tmp_path)
+    ((said, _),) = on_ranks(1, first_lines, config, load, tmp_path)
     assert sum("layers.2." in line and "not in the checkpoint" in line for line in said) >= 12
 
 
