@@ -137,6 +137,11 @@ def test_b04_a_bad_line_ends_with_code_2(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def _heed_interrupts() -> None:
+    """A suite that a shell started in the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _start_long_run(folder: Path) -> subprocess.Popen[str]:
     """Start a run of several seconds with two workers and wait until it has written something."""
     source = folder / "long.jsonl"
@@ -152,6 +157,7 @@ def _start_long_run(folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_heed_interrupts,
     )
     partial = folder / "out/c_text_document.bin.partial"
     _wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
