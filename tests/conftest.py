@@ -8,9 +8,13 @@ torch.set_num_threads(1)  # tests of several ranks share the cores
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--every-pair",
-        action="store_true",
-        help="reshard from every layout to every other; takes a night",
+        "--every-pair", action="store_true", help="load from every layout into every other: a night"
+    )
+    parser.addoption(
+        "--pairs-per-target",
+        type=int,
+        metavar="N",
+        help="load N random layouts into each; the seed is the date",
     )
     parser.addoption(
         "--every", action="store_true", help="run the whole matrix of layouts, not a covering part"

@@ -33,12 +33,18 @@ class Result:
     """Master weights at the end, likewise."""
 
 
-def make_trainer(config: Path, overrides: Sequence[str], run_dir: Path) -> Trainer:
-    """A trainer on the current process group."""
+def make_trainer(
+    config: Path,
+    overrides: Sequence[str],
+    run_dir: Path,
+    groups: ProcessGroups | None = None,
+) -> Trainer:
+    """A trainer on the current process group; `groups` of an earlier one of the same layout."""
     world_size = dist.get_world_size()
     loaded = load_config(config, overrides, world_size)
-    grid = build_grid(loaded.config, rank=dist.get_rank(), world_size=world_size)
-    groups = ProcessGroups.create(grid)
+    if groups is None:
+        grid = build_grid(loaded.config, rank=dist.get_rank(), world_size=world_size)
+        groups = ProcessGroups.create(grid)
     return build_trainer(loaded.config, Place(groups, torch.device("cpu"), run_dir))
 
 
