@@ -25,6 +25,7 @@ from megatron_lite.checkpoint.load import (
     shapes_of,
 )
 from megatron_lite.checkpoint.manifest import STATES, Manifest
+from megatron_lite.checkpoint.scan import uncovered
 from megatron_lite.config.resuming import data_differ
 from megatron_lite.config.schema import CheckpointConfig, RunConfig
 from megatron_lite.engine.interface import Engine
@@ -51,6 +52,8 @@ class _Found:
 
     folder: Path
     manifest: Manifest
+    config: dict[str, Any]
+    """Of the run that saved it."""
     passed_over: list[str] = field(default_factory=list)
 
 
@@ -69,9 +72,6 @@ def restore(
     """
     if root is None:
         return Start(Progress(), [" starting from initial weights |"])
-    with together(CheckpointError):
-        if grid.rank == 0:
-            store.recover(root)
     found = _find(config.checkpoint, root, grid)
     if found is None:
         return Start(Progress(), [f" no checkpoint in {root}: starting from initial weights |"])
@@ -81,7 +81,7 @@ def restore(
         *found.passed_over,
         *_check_tensors(config.checkpoint, found.manifest, fragments, grid),
     ]
-    with together(CheckpointError):
+    with together(CheckpointError, OSError):
         count = load_fragments(
             found.folder,
             found.manifest,
@@ -108,36 +108,41 @@ def restore(
 
 def _find(config: CheckpointConfig, root: Path, grid: Grid) -> _Found | None:
     """The checkpoint to load; None where there is none and the config allows that."""
-    with together(CheckpointError):
-        newest = store.find(root, step=config.ckpt_step)
-        if newest is None and config.exit_on_missing_checkpoint:
+    with together(CheckpointError, OSError):
+        folders, lines = store.candidates(
+            root, step=config.ckpt_step, fall_back=config.fall_back_to_older
+        )
+        if not folders and config.exit_on_missing_checkpoint:
             raise CheckpointError(
                 f"{root}: no checkpoint is there; correct checkpoint.load, or set "
                 "checkpoint.exit_on_missing_checkpoint to false to start from initial weights"
             )
-    if newest is None:
+    if not folders:
         return None
-    passed_over: list[str] = []
-    older = store.older(newest)
-    for folder in [newest, *older]:
+    passed_over = [f" passed over: {line} |" for line in lines]
+    for folder in folders:
         try:
             with together(CheckpointError):
                 manifest = Manifest.read(folder)
+                saved, _ = store.read_config(folder)
+                if faults := uncovered(manifest):
+                    raise CheckpointError(f"{folder} is damaged:\n  " + "\n  ".join(faults))
             if config.verify_on_load:
                 _verify(folder, manifest, grid)
-            return _Found(folder, manifest, passed_over)
+            return _Found(folder, manifest, saved, passed_over)
         except CheckpointError as error:
             if not config.fall_back_to_older:
                 hint = "; checkpoint.fall_back_to_older would take the newest whole one"
-                raise CheckpointError(f"{error}{hint if older else ''}") from error
+                raise CheckpointError(f"{error}{hint if store.older(folder) else ''}") from error
             passed_over.append(f" passed over {folder}: {error} |")
     raise CheckpointError(f"{root}: no checkpoint is whole:\n" + "\n".join(passed_over))
 
 
 def _verify(folder: Path, manifest: Manifest, grid: Grid) -> None:
     """Read all files, each by one rank, and compare their checksums."""
-    names = sorted(manifest.files)[grid.rank :: grid.world_size]
-    faults = check_files(folder, {name: manifest.files[name] for name in names})
+    files = manifest.files | manifest.texts
+    names = sorted(files)[grid.rank :: grid.world_size]
+    faults = check_files(folder, {name: files[name] for name in names})
     said = gather_texts("\n  ".join(faults))
     if said:
         raise CheckpointError(f"{folder} is damaged:\n  " + "\n  ".join(said.values()))
@@ -172,9 +177,7 @@ def _go_on(config: RunConfig, resolved: Mapping[str, Any], found: _Found) -> Sta
     """The checkpoint's position, in other data from their beginning if that is asked for."""
     progress = Progress(**found.manifest.progress)
     start = Start(progress, [f" loaded {found.folder} | iteration {progress.iteration} |"])
-    with together(CheckpointError):
-        saved = store.read_json(found.folder, "config.json")
-    if config.checkpoint.changed_data == "restart" and data_differ(saved, resolved):
+    if config.checkpoint.changed_data == "restart" and data_differ(found.config, resolved):
         progress.data_start = progress.consumed_samples
         start.lines.append(" other data: read from their beginning |")
     return start
@@ -184,12 +187,17 @@ def _restore_streams(
     config: RunConfig, found: _Found, progress: Progress, grid: Grid, streams: RngStreams
 ) -> str:
     """Continue this rank's random streams where they are to be had; returns a line on it."""
-    manifest = found.manifest
-    there = manifest.layout == grid.sizes and rng_file(grid.rank) in manifest.files
-    if there and not config.checkpoint.no_load_rng:
+    files = {rng_file(rank) for rank in range(grid.world_size)}
+    if config.checkpoint.no_load_rng:
+        why = "as asked for"
+    elif found.manifest.layout != grid.sizes or not files <= found.manifest.files.keys():
+        why = f"since it was saved from {found.manifest.saved_from}"
+    else:
         with together(CheckpointError):
-            streams.restore(load_rng(found.folder, grid.rank))
-        return " random streams continued |"
+            states = load_rng(found.folder, grid.rank)
+        if not gather_texts(None if streams.fit(states) else "other states"):
+            streams.restore(states)
+            return " random streams continued |"
+        why = "since it was saved on another kind of device"
     streams.seed(config.training.seed + progress.iteration, grid)
-    why = "as asked for" if there else f"since it was saved from {manifest.saved_from}"
     return f" random streams seeded anew, {why} |"

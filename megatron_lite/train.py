@@ -18,7 +18,7 @@ from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config
-from megatron_lite.config.resuming import SavedRun, resume_config
+from megatron_lite.config.resuming import COMPARED, SavedRun, resume_config
 from megatron_lite.config.schema import CheckpointConfig
 from megatron_lite.outcome import Outcome
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     launcher = os.getppid() if launcher_is_parent(os.environ) else None
     try:
         loaded = configure(args, launched)
-    except ConfigError as error:
+    except (ConfigError, CheckpointError) as error:
         return refuse(str(error), args, launched)
     if args.validate_only:
         return show(loaded)
@@ -87,22 +87,33 @@ def configure(args: argparse.Namespace, launched: Mapping[str, int]) -> LoadedCo
     world_size = None if args.validate_only and not launched else launched.get("world_size", 1)
     check_files = not args.validate_only
     loaded = load_config(args.config, args.set, world_size, check_files=check_files)
+    if loaded.config.checkpoint.finetune:
+        return loaded
     saved = saved_run(loaded.config.checkpoint, args.run_dir)
-    if saved is None or loaded.config.checkpoint.finetune:
+    if saved is None:
         return loaded
     return resume_config(args.config, args.set, world_size, check_files=check_files, saved=saved)
 
 
 def saved_run(config: CheckpointConfig, run_dir: Path) -> SavedRun | None:
-    """The config in the checkpoint that is to be loaded; None where there is none, or none whole,
-    which is told when it is loaded."""
+    """The config in the checkpoint that is to be loaded; None where there is none.
+
+    CheckpointError where it can't be read: a run must not go on with other settings unnoticed.
+    """
     if config.load is None:
         return None
-    with suppress(CheckpointError):
-        folder = store.find(run_dir / config.load, step=config.ckpt_step)
-        if folder is not None:
-            saved, origins = (store.read_json(folder, f"{n}.json") for n in ("config", "origins"))
+    folders, _ = store.candidates(
+        run_dir / config.load, step=config.ckpt_step, fall_back=config.fall_back_to_older
+    )
+    for folder in folders:
+        try:
+            saved, origins = store.read_config(folder)
+            if missing := [name for name in COMPARED if name not in saved]:
+                raise CheckpointError(f"{folder / store.CONFIG}: damaged (no section {missing[0]})")
             return SavedRun(folder.name, saved, origins)
+        except CheckpointError:
+            if folder == folders[-1]:
+                raise
     return None
 
 

@@ -64,7 +64,17 @@ class Trainer:
     """Skipped steps in a row that a lower loss scale can't cure."""
 
     def fit(self) -> Literal["done", "requeue"]:
-        """Train to the end, or until the time is up (then "requeue")."""
+        """Train to the end, or until the time is up (then "requeue").
+
+        TrainingStopped, on all ranks alike, where going on makes no sense.
+        """
+        try:
+            return self._fit()
+        except TrainingStopped:
+            self.saver.finish()  # a save on its way is worth having
+            raise
+
+    def _fit(self) -> Literal["done", "requeue"]:
         self.saver.nothing_new(self.progress.iteration)
         self._logged_samples = self.progress.consumed_samples
         total = train_iters(self.config.training)

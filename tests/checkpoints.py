@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -124,10 +124,11 @@ def make(
         files=files,
         fingerprints=fingerprints(made.arrays) if proof else {},
     )
-    manifest.write(made.folder)
     parallel = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}
     (made.folder / "config.json").write_text(json.dumps({"parallel": parallel}))
     (made.folder / "origins.json").write_text("{}")
+    texts = {name: file_facts(made.folder / name) for name in ("config.json", "origins.json")}
+    replace(manifest, texts=texts).write(made.folder)
     (root / "latest").write_text(made.folder.name + "\n")
     return made
 

@@ -67,12 +67,18 @@ def main() -> None:
         for line in found.fingerprints.lines():
             print(line)
         print(f"total {found.fingerprints.total()}")
-    if faults := [*found.faults, *uncovered(manifest), *other_numbers(manifest, found)]:
-        raise Unequal("damaged:\n  " + "\n  ".join(faults))
+    require_whole(manifest, found)
     if args.verify:
-        print(f"verified: {len(manifest.files)} files are what was written")
+        count = len(manifest.files | manifest.texts)
+        print(f"verified: {count} files are what was written")
     if args.diff:
         compare((folder, manifest), found, locate(args.diff, args.diff_step))
+
+
+def require_whole(manifest: Manifest, found: Scan) -> None:
+    """Unequal where a checkpoint does not hold what was written."""
+    if faults := [*found.faults, *uncovered(manifest), *other_numbers(manifest, found)]:
+        raise Unequal("damaged:\n  " + "\n  ".join(faults))
 
 
 def other_numbers(manifest: Manifest, found: Scan) -> list[str]:
@@ -92,7 +98,7 @@ def read(folder: Path, manifest: Manifest) -> Scan:
         return scan(
             folder,
             manifest.boxes,
-            files=manifest.files,
+            files=manifest.files | manifest.texts,
             workers=min(4, os.cpu_count() or 1),
             progress=bar.update,
         )
@@ -102,8 +108,7 @@ def compare(one: tuple[Path, Manifest], found: Scan, folder: Path) -> None:
     """Print where another checkpoint differs; Unequal if it does."""
     other = (folder, Manifest.read(folder))
     scanned = read(*other)
-    if scanned.faults:
-        raise Unequal("damaged:\n  " + "\n  ".join(scanned.faults))
+    require_whole(other[1], scanned)
     lines = list(differences(one[1], other[1]))
     pairs = differing_tensors(found.fingerprints, scanned.fingerprints)
     if pairs:

@@ -13,34 +13,41 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import CODES, Manifest, StoredBox
 from megatron_lite.checkpoint.tensor_file import DTYPES, TensorReaders, Values, stretches
 from megatron_lite.sharding.placement import Box
-from megatron_lite.sharding.plan import Copy, copies
+from megatron_lite.sharding.plan import Boxes, Copy, copies
 
 
 def assemble(
     manifest: Manifest, readers: TensorReaders, tensor: str, state: str, box: Box
 ) -> Iterator[tuple[Box, Values]]:
-    """A box of a state of a tensor, some rows at a time; CheckpointError for a gap."""
+    """A box of a state of a tensor, some rows at a time.
+
+    CheckpointError for a gap, and where a file does not hold what the manifest says.
+    """
     dtype = DTYPES[CODES[manifest.dtype]]
+    stored = manifest.stored.get((tensor, state), Boxes([]))
     for part in stretches(box, dtype.itemsize):
         try:
-            parts = copies(part, manifest.stored.get((tensor, state), []))
+            parts = copies(part, stored)
         except ValueError as error:
             raise CheckpointError(f"{tensor} ({state}): the checkpoint holds {error}") from error
         if len(parts) == 1:
-            yield part, readers[parts[0].source.file].read(*_inside(parts[0]))
+            yield part, _read(manifest, readers, parts[0])
             continue
         values = np.empty(part.size, dtype=dtype)
         for copy in parts:
-            read = readers[copy.source.file].read(*_inside(copy))
-            values[copy.part.slices(part.offset)] = read
+            values[copy.part.slices(part.offset)] = _read(manifest, readers, copy)
         yield part, values
 
 
-def _inside(copy: Copy[StoredBox]) -> tuple[str, Box]:
-    """The key to read, and which part of what lies under it."""
-    origin = copy.source.box.offset
-    offset = tuple(a - b for a, b in zip(copy.part.offset, origin, strict=True))
-    return copy.source.key, Box(offset, copy.part.size)
+def _read(manifest: Manifest, readers: TensorReaders, copy: Copy[StoredBox]) -> Values:
+    """The common part, from the file of the stored box."""
+    stored, reader = copy.source, readers[copy.source.file]
+    there = reader.code(stored.key), reader.shape(stored.key)
+    said = CODES[manifest.dtype], stored.box.size
+    if there != said:
+        raise CheckpointError(f"{reader.path}: {stored.key} is {there}, the manifest says {said}")
+    offset = tuple(a - b for a, b in zip(copy.part.offset, stored.box.offset, strict=True))
+    return reader.read(stored.key, Box(offset, copy.part.size))
 
 
 def cast(values: Values, source: str, target: str) -> Values:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.manifest import Manifest
+from megatron_lite.checkpoint.scan import file_facts
 
 
 def complete(
@@ -21,8 +23,10 @@ def complete(
     keep_last: int | None = None,
 ) -> Path:
     """Add manifest, config and origins to a folder whose tensors are written, and commit it."""
-    manifest.write(folder)
-    for name, value in (("config", config), ("origins", origins)):
-        (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
+    texts = {}
+    for name, value in ((store.CONFIG, config), (store.ORIGINS, origins)):
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n")
+        texts[name] = file_facts(folder / name)
+    replace(manifest, texts=texts).write(folder)
     store.commit(folder, root, manifest.step, keep_last=keep_last)
     return store.step_folder(root, manifest.step)

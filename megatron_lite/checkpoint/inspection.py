@@ -14,7 +14,7 @@ from megatron_lite.checkpoint.assemble import assemble, cast
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints
 from megatron_lite.checkpoint.manifest import FILE_NAME, Manifest
-from megatron_lite.checkpoint.tensor_file import TensorReaders, Values
+from megatron_lite.checkpoint.tensor_file import TensorReaders, Values, stretches
 from megatron_lite.sharding.placement import Box
 from megatron_lite.sharding.plan import differing_shapes
 
@@ -91,7 +91,8 @@ def first_difference(
             continue
         count += len(unequal)
         with np.errstate(invalid="ignore"):
-            largest = max(largest, float(np.max(np.abs(a.ravel()[unequal] - b.ravel()[unequal]))))
+            apart = np.abs(a.ravel()[unequal] - b.ravel()[unequal])
+        largest = float(np.maximum(largest, np.max(apart)))  # NaN stays NaN
         if found is None:
             index = np.unravel_index(unequal[0], part.size)
             place = [int(i) + o for i, o in zip(index, part.offset, strict=True)]
@@ -105,11 +106,13 @@ def _both(
     """Stretches of a tensor as float32, from both checkpoints."""
     shape = one[1].tensors[tensor].shape
     whole = Box((0,) * len(shape), shape)
+
+    def as_float32(manifest: Manifest, readers: TensorReaders, part: Box) -> Values:
+        values = np.empty(part.size, dtype=np.float32)
+        for inner, read in assemble(manifest, readers, tensor, state, part):
+            values[inner.slices(part.offset)] = cast(read, manifest.dtype, "float32")
+        return values
+
     with TensorReaders(one[0]) as first, TensorReaders(other[0]) as second:
-        pairs = zip(
-            assemble(one[1], first, tensor, state, whole),
-            assemble(other[1], second, tensor, state, whole),
-            strict=True,
-        )
-        for (part, a), (_, b) in pairs:
-            yield part, cast(a, one[1].dtype, "float32"), cast(b, other[1].dtype, "float32")
+        for part in stretches(whole, np.dtype(np.float32).itemsize):
+            yield part, as_float32(one[1], first, part), as_float32(other[1], second, part)

@@ -28,8 +28,6 @@ from megatron_lite.checkpoint.tensor_file import DTYPES, TensorReaders, TensorWr
 from megatron_lite.pipeline.partition import partition_layers
 from megatron_lite.sharding.plan import shard_contents
 
-JOB = "reshard.json"
-"""What an unfinished folder is made from; a resumed run must be the same one."""
 Progress = Callable[[int], None]
 
 
@@ -100,6 +98,7 @@ def plan(source: Manifest, target: Target) -> Plan:
         )
     states = (WEIGHT,) if target.weights_only else source.states
     try:
+        _check_heads(source, target.tp)
         layers = partition_layers(source.model["num_layers"], target.pp, target.layers)
         shards = [
             _shard(source, layers, states, stage=stage, tp_rank=rank, tp_size=target.tp)
@@ -109,6 +108,14 @@ def plan(source: Manifest, target: Target) -> Plan:
     except ValueError as error:
         raise CheckpointError(f"tensor {target.tp} x pipeline {target.pp}: {error}") from error
     return Plan(source, target, tuple(shard for shard in shards if shard.boxes))
+
+
+def _check_heads(source: Manifest, tp: int) -> None:
+    """Tensors might be cut where attention can't be: no run could load the result."""
+    for name in ("num_attention_heads", "num_query_groups"):
+        count = source.model.get(name)
+        if count is not None and count % tp:
+            raise ValueError(f"model.{name} {count} can't be divided by {tp}")
 
 
 def _shard(
@@ -145,7 +152,9 @@ def reshard(
     step = plan.source.step
     if store.exists(root, step):
         raise CheckpointError(f"{store.step_folder(root, step)} exists; remove it first")
-    config, origins = _config(source, plan.target), store.read_json(source, "origins.json")
+    if faults := scan(source, [], files=plan.source.texts).faults:
+        raise CheckpointError("the source is damaged:\n  " + "\n  ".join(faults))
+    config, origins = store.read_config(source)
     folder = _working_folder(source, root, plan)
     before = _fingerprints(source, plan, progress)
     with ThreadPoolExecutor(workers) as pool:
@@ -160,8 +169,10 @@ def reshard(
         dtype=plan.target.dtype,
         fingerprints=found.fingerprints.sums,
     )
-    (folder / JOB).unlink()
-    return complete(folder, root, result, config=config, origins=origins), found.fingerprints
+    config["parallel"] |= _parallel(plan.target)
+    made = complete(folder, root, result, config=config, origins=origins)
+    (made / store.RESUMABLE).unlink()
+    return made, found.fingerprints
 
 
 def _fingerprints(source: Path, plan: Plan, progress: Progress) -> Fingerprints:
@@ -230,12 +241,15 @@ def _write_shard(
 
 
 def _working_folder(source: Path, root: Path, plan: Plan) -> Path:
-    """The folder to write into; what an earlier run of the same job left there is kept."""
+    """The folder to write into; what an earlier run of the same job left there is kept.
+
+    A marker in it says what it is made from.
+    """
     job = json.dumps(
         {"source": file_facts(source / "manifest.json").xxh3_128, "target": asdict(plan.target)}
     )
     folder = store.unfinished(root, plan.source.step)
-    marker = folder / JOB
+    marker = folder / store.RESUMABLE
     if not (marker.is_file() and marker.read_text() == job):
         store.begin(root, plan.source.step)
         marker.write_text(job)
@@ -244,12 +258,10 @@ def _working_folder(source: Path, root: Path, plan: Plan) -> Path:
     return folder
 
 
-def _config(source: Path, target: Target) -> dict[str, Any]:
-    """The run's config, asking for the new layout."""
-    config = store.read_json(source, "config.json")
-    parallel = {
+def _parallel(target: Target) -> dict[str, Any]:
+    """What the config of a run on the new layout says of it."""
+    return {
         "tensor_model_parallel_size": target.tp,
         "pipeline_model_parallel_size": target.pp,
         "pipeline_model_parallel_layout": None if target.layers is None else list(target.layers),
     }
-    return config | {"parallel": config["parallel"] | parallel}

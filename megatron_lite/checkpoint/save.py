@@ -84,7 +84,7 @@ class _Part:
 def save(root: Path, snapshot: Snapshot, *, keep_last: int | None = None) -> Saved:
     """Write `<root>/global_step<iteration>` and point `latest` to it.
 
-    Raises CheckpointError on every rank where any rank failed; older checkpoints stay as they are.
+    Raises CheckpointError on every rank where any rank failed; other checkpoints stay as they are.
     """
     saving = Save(root, snapshot, keep_last=keep_last)
     saving.write()
@@ -108,15 +108,16 @@ class Save:
         dist.all_gather_object(sizes, _size(self._snapshot.fragments))
         with together(CheckpointError):
             if self._rank == 0:
+                _told(self._root, lambda: store.sweep(self._root))
                 _told(self._root, lambda: store.begin(self._root, self._step))
                 store.require_space(self._root, sum(sizes))
 
     def write(self) -> None:
         """Write this rank's files. An error waits for `finish`."""
         try:
-            self._part = _told(self._root, self._write)
-        except CheckpointError as error:
-            self._error = error
+            self._part = self._write()
+        except Exception as error:  # whatever it is: in a thread nobody else would hear of it
+            self._error = _failed(self._root, error)
 
     def _write(self) -> _Part:
         shard = f"shard_{self._rank:05d}.safetensors"
@@ -214,4 +215,12 @@ def _told(root: Path, work: Callable[[], T]) -> T:
     try:
         return work()
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"saving to {root} failed: {error}") from error
+        raise _failed(root, error) from error
+
+
+def _failed(root: Path, error: Exception) -> CheckpointError:
+    if isinstance(error, CheckpointError):
+        return error
+    failure = CheckpointError(f"saving to {root} failed: {str(error) or type(error).__name__}")
+    failure.__cause__ = error
+    return failure

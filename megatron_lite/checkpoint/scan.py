@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from megatron_lite.checkpoint.fingerprint import Fingerprints, box_fingerprint
 from megatron_lite.checkpoint.manifest import Manifest, StoredBox, StoredFile
 from megatron_lite.checkpoint.tensor_file import TensorReader, Values, stretches
 from megatron_lite.sharding.placement import Box
-from megatron_lite.sharding.plan import copies
+from megatron_lite.sharding.plan import Boxes, copies
 
 _READ_BYTES = 1 << 24
 
@@ -127,6 +126,8 @@ def file_facts(path: Path, *, progress: Callable[[int], None] = lambda count: No
     """Size and hash of a file as it lies on the disk; CheckpointError where it can't be read."""
     digest, size = xxhash.xxh3_128(), 0
     try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: is no file")
         with path.open("rb") as file:
             while block := file.read(_READ_BYTES):
                 digest.update(block)
@@ -144,11 +145,11 @@ def uncovered(manifest: Manifest) -> list[str]:
     faults = []
     for name, tensor in manifest.tensors.items():
         for state in manifest.states:
-            boxes = manifest.stored.get((name, state), [])
+            boxes = manifest.stored.get((name, state), Boxes([]))
             try:
                 copies(Box((0,) * len(tensor.shape), tensor.shape), boxes)
             except ValueError as error:
                 faults.append(f"{name} ({state}): the boxes hold {error}")
-            if any(a.box.intersect(b.box) for a, b in combinations(boxes, 2)):
+            if boxes.overlap():
                 faults.append(f"{name} ({state}): boxes overlap")
     return faults

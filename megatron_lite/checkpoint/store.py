@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: names, the `latest` pointer, atomic commit, retention.
 
-Knows nothing of what a checkpoint holds. Called on one rank, except for the pure look-ups.
+Knows nothing of what a checkpoint holds. Look-ups change nothing; the rest is called on one rank.
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ import json
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 from megatron_lite.checkpoint.errors import CheckpointError
 
 LATEST = "latest"
-_STEP = re.compile(r"global_step(\d+)")
+CONFIG, ORIGINS = "config.json", "origins.json"
+"""The resolved config of the run that saved, and where each of its values was written."""
+RESUMABLE = "reshard.json"
+"""Lies in an unfinished folder that the same command goes on with after a kill."""
+_STEP = re.compile(r"global_step(0|[1-9]\d*)|\.global_step(0|[1-9]\d*)\.old")
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -27,8 +32,20 @@ def steps(root: Path) -> list[int]:
     """The steps that have a folder, ascending."""
     if not root.is_dir():
         return []
-    found = (_STEP.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir())
-    return sorted(int(match[1]) for match in found if match)
+    found = (_step_of(entry) for entry in root.iterdir() if entry.is_dir())
+    return sorted({step for step in found if step is not None})
+
+
+def _step_of(folder: Path) -> int | None:
+    match = _STEP.fullmatch(folder.name)
+    return None if match is None else int(match[1] or match[2])
+
+
+def _whole(root: Path, step: int) -> Path:
+    """Where a step lies: under its name, or aside where a kill interrupted its replacing."""
+    folder = step_folder(root, step)
+    aside = _replaced(folder)
+    return aside if aside.is_dir() and not folder.is_dir() else folder
 
 
 def find(root: Path, *, step: int | None) -> Path | None:
@@ -43,14 +60,35 @@ def find(root: Path, *, step: int | None) -> Path | None:
     if step is not None:
         if step not in there:
             raise CheckpointError(f"{root}: no checkpoint of step {step}; {listing}")
-        return step_folder(root, step)
+        return _whole(root, step)
     pointer = root / LATEST
     if not pointer.is_file():
-        return step_folder(root, there[-1]) if there else None
-    target = root / pointer.read_text().strip()
-    if not target.is_dir():
-        raise CheckpointError(f"{pointer} names {target.name}, which is not there; {listing}")
-    return target
+        return _whole(root, there[-1]) if there else None
+    name = pointer.read_text(errors="replace").strip()
+    latest = _step_of(Path(name))
+    if latest not in there:
+        raise CheckpointError(f"{pointer} names {name or 'nothing'}, which is not there; {listing}")
+    return _whole(root, latest)
+
+
+def candidates(root: Path, *, step: int | None, fall_back: bool) -> tuple[list[Path], list[str]]:
+    """The checkpoints that may be loaded, best first, and a line for what was passed over.
+
+    The first is what `find` finds; with `fall_back` those of earlier steps follow, and a `latest`
+    that names none counts as passed over. Empty where there is no checkpoint.
+    """
+    try:
+        newest = find(root, step=step)
+    except CheckpointError as error:
+        there = steps(root)
+        if step is not None or not (fall_back and there):
+            raise
+        newest, lines = _whole(root, there[-1]), [str(error)]
+    else:
+        lines = []
+    if newest is None:
+        return [], lines
+    return [newest, *(older(newest) if fall_back else [])], lines
 
 
 def exists(root: Path, step: int) -> bool:
@@ -65,9 +103,14 @@ def unfinished(root: Path, step: int) -> Path:
 
 def older(folder: Path) -> list[Path]:
     """The checkpoints of earlier steps beside `folder`, newest first."""
-    match = _STEP.fullmatch(folder.name)
-    earlier = [s for s in steps(folder.parent) if match is not None and s < int(match[1])]
-    return [step_folder(folder.parent, step) for step in reversed(earlier)]
+    own = _step_of(folder)
+    earlier = [step for step in steps(folder.parent) if own is not None and step < own]
+    return [_whole(folder.parent, step) for step in reversed(earlier)]
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Config of the run that saved, and origins; CheckpointError where they can't be read."""
+    return read_json(folder, CONFIG), read_json(folder, ORIGINS)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -85,14 +128,22 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def begin(root: Path, step: int) -> Path:
-    """An empty folder to write into; what a killed save left is removed."""
+    """An empty folder to write into; what a killed write of the same step left is removed."""
     root.mkdir(parents=True, exist_ok=True)
+    sync(root.parent)
     recover(root)
-    for left in root.glob(".global_step*.tmp"):
-        shutil.rmtree(left)
     folder = unfinished(root, step)
+    if folder.exists():
+        shutil.rmtree(folder)
     folder.mkdir()
     return folder
+
+
+def sweep(root: Path) -> None:
+    """Remove what killed saves of any step left; a reshard's work is left to that command."""
+    for left in root.glob(".global_step*.tmp"):
+        if not (left / RESUMABLE).is_file():
+            _delete(left)
 
 
 def require_space(root: Path, wanted: int) -> None:
@@ -129,8 +180,21 @@ def commit(written: Path, root: Path, step: int, *, keep_last: int | None) -> No
 def _remove(folder: Path) -> None:
     """Delete a checkpoint; one that is only half deleted no longer has its name."""
     doomed = folder.with_name(f".{folder.name}.tmp")
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    try:
+        folder.rename(doomed)
+    except OSError as error:
+        warnings.warn(f"{folder}: can't be deleted ({error})", stacklevel=2)
+        return
+    _delete(doomed)
+
+
+def _delete(folder: Path) -> None:
+    """Delete what nobody needs. That it is not possible now (a reader on a network file system
+    keeps a file) is no reason to end a run; the next save tries again."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        warnings.warn(f"{folder}: can't be deleted yet ({error})", stacklevel=2)
 
 
 def _replaced(target: Path) -> Path:
@@ -142,7 +206,7 @@ def recover(root: Path) -> None:
     for old in root.glob(".global_step*.old"):
         target = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
         if target.exists():
-            shutil.rmtree(old)
+            _delete(old)
         else:
             old.rename(target)
 

@@ -36,6 +36,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
 }
 _ALIGNMENT = 8
+_OPEN_FILES = 128
 _SHORT_RUN = 1 << 16
 """Below this many bytes it is cheaper to read what lies between two wanted stretches as well."""
 
@@ -64,9 +65,13 @@ class TensorReader:
         """Shape of a tensor."""
         return tuple(self._entry(key)["shape"])
 
+    def code(self, key: str) -> str:
+        """What safetensors calls its dtype."""
+        return str(self._entry(key)["dtype"])
+
     def dtype(self, key: str) -> np.dtype[Any]:
         """What a tensor is read as; bfloat16 comes as its bits."""
-        return DTYPES[self._entry(key)["dtype"]]
+        return DTYPES[self.code(key)]
 
     def read(self, key: str, part: Box) -> Values:
         """`part` of a tensor, in coordinates of the tensor itself, as a new array of its shape."""
@@ -110,7 +115,10 @@ class TensorReader:
         view = out.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(view):
-            count = os.preadv(self._file.fileno(), [view[done:]], position + done)
+            try:
+                count = os.preadv(self._file.fileno(), [view[done:]], position + done)
+            except OSError as error:
+                raise CheckpointError(f"{self.path}: {_reason(error)}") from error
             if not count:
                 raise CheckpointError(f"{self.path}: ends before its tensors do; it is truncated")
             done += count
@@ -151,16 +159,21 @@ def _read_header(file: Any) -> tuple[int, dict[str, Mapping[str, Any]]]:
 
 
 class TensorReaders:
-    """The files of a checkpoint folder, opened when first asked for; closes them together."""
+    """The files of a checkpoint folder, opened when first asked for; closes them together.
+
+    No more than `_OPEN_FILES` are open, since a process may have few: the one used last stays.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, TensorReader] = {}
 
     def __getitem__(self, name: str) -> TensorReader:
-        if name not in self._open:
-            self._open[name] = TensorReader(self._folder / name)
-        return self._open[name]
+        reader = self._open.pop(name, None) or TensorReader(self._folder / name)
+        self._open[name] = reader  # at the end: used last
+        if len(self._open) > _OPEN_FILES:
+            self._open.pop(next(iter(self._open))).close()
+        return reader
 
     def __enter__(self) -> Self:
         return self

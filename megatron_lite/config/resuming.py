@@ -17,7 +17,8 @@ from megatron_lite.config.load import LoadedConfig, leaves, load_config, resolve
 
 _INHERITED = ("model", "training", "optimizer", "precision", "data")
 """Sections that a resumed run takes from the checkpoint where its own config is silent."""
-_COMPARED = (*_INHERITED, "parallel", "deepspeed")
+COMPARED = (*_INHERITED, "parallel", "deepspeed")
+"""Sections that are compared with those of the checkpoint."""
 _ANY_MODEL = ("model.make_vocab_size_divisible_by", "model.init_method_std")
 """Of the model, what may differ: it changes neither the logical tensors nor what they compute."""
 _ORDER = ("training.seed", "model.seq_length")
@@ -103,8 +104,8 @@ def _is_model(path: str) -> bool:
 
 def _differing(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """JSON path, saved value and present value where they differ; a new key is no difference."""
-    before = dict(leaves({key: saved[key] for key in _COMPARED}))
-    for path, value in leaves({key: now[key] for key in _COMPARED}):
+    before = dict(leaves({key: saved[key] for key in COMPARED}))
+    for path, value in leaves({key: now[key] for key in COMPARED}):
         if path in before and before[path] != value:
             yield path, before[path], value
 

@@ -70,6 +70,11 @@ class RngStreams:
         """All streams, as uint8 tensors; what a checkpoint keeps."""
         return {REPLICATED: self._get(), **{k: v.clone() for k, v in self._states.items()}}
 
+    def fit(self, states: Mapping[str, Tensor]) -> bool:
+        """Whether `restore` could continue from these: another kind of device has other states."""
+        own = {name: state.shape for name, state in self.states().items()}
+        return own == {name: state.shape for name, state in states.items()}
+
     def restore(self, states: Mapping[str, Tensor]) -> None:
         """Continue from what `states` returned."""
         others = dict(states)

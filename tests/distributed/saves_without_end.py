@@ -37,7 +37,7 @@ def main(root: Path) -> None:
         snapshot = Snapshot(
             fragments=fragments,
             rng={"cpu": torch.get_rng_state()},
-            progress={"iteration": step},
+            progress={"iteration": step, "consumed_samples": step},
             scalars={},
             grid=Grid(tp_size=1, dp_size=1, pp_size=1, rank=0),
             config={"model": {"num_layers": 1}},

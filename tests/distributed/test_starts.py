@@ -6,17 +6,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import Manifest
+from megatron_lite.checkpoint.scan import file_facts
 from megatron_lite.checkpoint.tensor_file import TensorWriter
 from megatron_lite.report import Reporter
-from megatron_lite.trainer import Trainer
+from megatron_lite.trainer import Trainer, TrainingStopped
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import logical_state, make_trainer, merged, train
 from tests.distributed.small import layout, rows, small_config
@@ -116,15 +120,18 @@ def damage(root: Path, step: int, kind: str) -> Path:
     raw[-5] ^= 1
     if kind == "missing":
         path.unlink()
-    elif kind == "manifest":
-        path = path.with_name("manifest.json")
-        path.write_text(path.read_text()[:50])
+    elif kind.endswith(".json"):
+        path = path.with_name(kind)
+        text = path.read_text()
+        path.write_text(text[: len(text) // 2])
     else:
         path.write_bytes(raw if kind == "flipped" else raw[:-10])
     return path
 
 
-@pytest.mark.parametrize("kind", ["flipped", "truncated", "missing", "manifest"])
+@pytest.mark.parametrize(
+    "kind", ["flipped", "truncated", "missing", "manifest.json", "origins.json"]
+)
 def test_damage_is_named_and_older_ones_need_leave(
     kind: str, config: Path, saved: Path, tmp_path: Path
 ) -> None:
@@ -248,6 +255,47 @@ def test_a_failed_asynchronous_save_fails_the_run(config: Path, tmp_path: Path) 
         assert "No space left" in error
     assert (tmp_path / "checkpoints/latest").read_text() == "global_step2\n"
     assert on_disk(tmp_path / "checkpoints/global_step2")
+
+
+def stops_while_saving(config: Path, overrides: list[str], run_dir: Path) -> str:
+    """What stops a run just after the asynchronous save of step 4 began."""
+
+    def prepare(trainer: Trainer) -> None:
+        slow(trainer)
+        iteration = trainer.iteration
+
+        def stopping(total: int) -> None:
+            if trainer.progress.iteration == 4:
+                raise TrainingStopped("not finite")
+            iteration(total)
+
+        trainer.iteration = stopping  # type: ignore[method-assign]
+
+    with pytest.raises(TrainingStopped, match="not finite"):
+        train(config, overrides, run_dir, prepare)
+    return (run_dir / "checkpoints/latest").read_text()
+
+
+def test_a_save_on_its_way_is_finished_when_training_stops(config: Path, tmp_path: Path) -> None:
+    overrides = ['checkpoint.save="checkpoints"', "checkpoint.save_interval=2"]
+    overrides += ["checkpoint.async_save=true"]
+    found = on_ranks(2, stops_while_saving, config, overrides, tmp_path)
+    assert found == ["global_step4\n"] * 2
+
+
+def test_streams_of_another_kind_of_device_start_anew(
+    config: Path, saved: Path, tmp_path: Path
+) -> None:
+    """A GPU's generator has 16 bytes of state, the CPU's 5,056."""
+    shutil.copytree(saved, tmp_path / "c")
+    folder = tmp_path / "c/global_step6"
+    path = folder / "rng_00001.safetensors"
+    save_file({name: torch.zeros(16, dtype=torch.uint8) for name in load_file(path)}, path)
+    manifest = Manifest.read(folder)
+    replace(manifest, files=manifest.files | {path.name: file_facts(path)}).write(folder)
+    load = [*layout(2, 1), f'checkpoint.load="{tmp_path / "c"}"']
+    for said, _ in on_ranks(2, first_lines, config, load, tmp_path):
+        assert any("seeded anew, since it was saved on another kind of device" in x for x in said)
 
 
 def drift(trainer: Trainer) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from megatron_lite.checkpoint import store, tensor_file
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints
 from megatron_lite.checkpoint.manifest import Manifest
-from megatron_lite.checkpoint.reshard import JOB, Target, plan, reshard
+from megatron_lite.checkpoint.reshard import Target, plan, reshard
 from megatron_lite.checkpoint.scan import scan, uncovered
 from tests.checkpoints import Made, Shape, assert_equal, make, read
 
@@ -165,13 +167,48 @@ def test_a_damaged_source_is_refused_by_name(
 
 def test_a_gap_and_an_overlap_are_told(tmp_path: Path) -> None:
     made = make(tmp_path / "a", tp=2)
-    raw = json.loads((made.folder / "manifest.json").read_text())
-    first, *others = raw["boxes"]
-    (made.folder / "manifest.json").write_text(json.dumps(raw | {"boxes": others}))
-    assert any("the boxes hold" in line for line in uncovered(made.manifest))
-    twice = [first, first, *others]
-    (made.folder / "manifest.json").write_text(json.dumps(raw | {"boxes": twice}))
-    assert any("boxes overlap" in line for line in uncovered(made.manifest))
+    first, *others = made.manifest.boxes
+    lost, twice = (replace(made.manifest, boxes=b) for b in (others, [first, first, *others]))
+    assert any("the boxes hold" in line for line in uncovered(lost))
+    assert any("boxes overlap" in line for line in uncovered(twice))
+    aside = replace(first, box=replace(first.box, offset=(1, *first.box.offset[1:])))
+    shifted = replace(made.manifest, boxes=[aside, *others])
+    assert any("overlap" in line or "the boxes hold" in line for line in uncovered(shifted))
+
+
+def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron_lite.checkpoint.tensor_file._OPEN_FILES", 2)
+    made = make(tmp_path / "a", tp=4, pp=4)
+    before, most = len(os.listdir("/proc/self/fd")), 0
+
+    def look(count: int) -> None:
+        nonlocal most
+        most = max(most, len(os.listdir("/proc/self/fd")) - before)
+
+    planned = plan(made.manifest, Target(tp=1, pp=1))
+    folder, _ = reshard(made.folder, tmp_path / "b", planned, progress=look)
+    assert_equal(read(folder), made.arrays)
+    assert most <= 2 + 3, "two to read from, one to write, and what lists them"
+
+
+def test_a_kill_before_the_name_keeps_the_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "commit", lambda *args, **kwargs: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            run(made, tmp_path / "b", Target(tp=2, pp=2))
+    monkeypatch.setattr(resharding, "_write_shard", None)
+    folder, _ = run(made, tmp_path / "b", Target(tp=2, pp=2))
+    assert_equal(read(folder), made.arrays)
+
+
+def test_a_layout_that_attention_refuses(tmp_path: Path) -> None:
+    manifest = make(tmp_path / "a").manifest
+    heads = {"num_layers": 4, "num_attention_heads": 8, "num_query_groups": 4}
+    with pytest.raises(CheckpointError, match="num_query_groups 4 can't be divided by 8"):
+        plan(replace(manifest, model=heads), Target(tp=8, pp=1))
 
 
 class Killed(BaseException):
@@ -207,7 +244,7 @@ def test_a_killed_run_goes_on_with_the_shards_that_are_there(
     assert len(written) == 2 and not set(written) & times.keys()
     assert {name: (folder / name).stat().st_mtime_ns for name in times} == times
     assert_equal(read(folder), made.arrays)
-    assert not list(folder.glob("*.part")) and not (folder / JOB).exists()
+    assert not list(folder.glob("*.part")) and not (folder / store.RESUMABLE).exists()
 
 
 def test_rests_of_another_job_are_not_used(tmp_path: Path) -> None:
@@ -218,7 +255,7 @@ def test_rests_of_another_job_are_not_used(tmp_path: Path) -> None:
         rests.mkdir(parents=True)
         shutil.copy(other.folder / "shard_00000.safetensors", rests)
         if job is not None:
-            (rests / JOB).write_text(job)
+            (rests / store.RESUMABLE).write_text(job)
         folder, _ = run(made, tmp_path / "b", Target(tp=1, pp=1))
         assert_equal(read(folder), made.arrays)
         shutil.rmtree(tmp_path / "b")

@@ -13,6 +13,7 @@ from megatron_lite.checkpoint.errors import CheckpointError
 
 
 def write(root: Path, step: int, text: str = "numbers", *, keep_last: int | None = None) -> None:
+    store.sweep(root)
     folder = store.begin(root, step)
     (folder / "file").write_text(text)
     store.commit(folder, root, step, keep_last=keep_last)
@@ -109,3 +110,55 @@ def test_json_of_a_checkpoint(tmp_path: Path) -> None:
             store.read_json(tmp_path, "config.json")
     with pytest.raises(CheckpointError, match="missing"):
         store.read_json(tmp_path, "origins.json")
+
+
+def test_a_step_that_was_being_replaced_is_found(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(tmp_path, step)
+    aside = tmp_path / ".global_step2.old"
+    (tmp_path / "global_step2").rename(aside)
+    assert store.steps(tmp_path) == [1, 2] and store.find(tmp_path, step=None) == aside
+    assert store.find(tmp_path, step=2) == aside and aside.is_dir()
+    assert store.older(aside) == [tmp_path / "global_step1"]
+
+
+def test_names_that_are_no_step(tmp_path: Path) -> None:
+    for name in ("global_step007", "global_step", "step5", "global_step5.tmp"):
+        (tmp_path / name).mkdir()
+    assert store.steps(tmp_path) == []
+
+
+def test_candidates(tmp_path: Path) -> None:
+    assert store.candidates(tmp_path, step=None, fall_back=True) == ([], [])
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    one, two, three = (tmp_path / f"global_step{step}" for step in (1, 2, 3))
+    assert store.candidates(tmp_path, step=None, fall_back=False) == ([three], [])
+    assert store.candidates(tmp_path, step=None, fall_back=True) == ([three, two, one], [])
+    assert store.candidates(tmp_path, step=2, fall_back=True) == ([two, one], [])
+    for pointer in ("global_step9\n", "", "../elsewhere"):
+        (tmp_path / "latest").write_text(pointer)
+        folders, (line,) = store.candidates(tmp_path, step=None, fall_back=True)
+        assert folders == [three, two, one] and "which is not there" in line
+        with pytest.raises(CheckpointError, match="which is not there; steps there: 1, 2, 3"):
+            store.candidates(tmp_path, step=None, fall_back=False)
+
+
+def test_what_cant_be_deleted_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda folder: (_ for _ in ()).throw(OSError("not empty")))
+        with pytest.warns(UserWarning, match="can't be deleted yet"):
+            write(tmp_path, 2, keep_last=1)
+    assert store.find(tmp_path, step=None) == tmp_path / "global_step2"
+    assert store.steps(tmp_path) == [2]
+    write(tmp_path, 3, keep_last=1)
+    assert names(tmp_path) == {"latest", "global_step3"}
+
+
+def test_the_work_of_a_reshard_is_left(tmp_path: Path) -> None:
+    kept = store.begin(tmp_path, 7)
+    (kept / store.RESUMABLE).write_text("{}")
+    left = store.begin(tmp_path, 8)
+    write(tmp_path, 9)
+    assert kept.is_dir() and not left.exists()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config, resolved_dict
 from megatron_lite.config.resuming import SavedRun, data_differ, resume_config
+from megatron_lite.config.schema import CheckpointConfig
+from megatron_lite.train import saved_run
 
 
 @pytest.fixture
@@ -108,3 +112,36 @@ def test_what_the_new_config_makes_useless_is_let_go(path: Path, saved: SavedRun
 def test_a_new_run_from_weights_is_compared_by_shapes_alone(path: Path, saved: SavedRun) -> None:
     loaded = resume(path, saved, "checkpoint.finetune=true", "model.norm_epsilon=1e-3")
     assert any("norm_epsilon" in line for line in loaded.notes)
+
+
+def write(folder: Path, saved: SavedRun, **texts: str) -> None:
+    """What a checkpoint keeps of a run's config."""
+    folder.mkdir(parents=True)
+    origins = texts.get("origins", json.dumps(saved.origins))
+    (folder / "config.json").write_text(texts.get("config", json.dumps(saved.config)))
+    (folder / "origins.json").write_text(origins)
+
+
+@pytest.mark.parametrize("texts", [{"origins": "{"}, {"config": '{"model": {}}'}])
+def test_settings_that_cant_be_read_are_not_replaced_by_defaults(
+    texts: dict[str, str], saved: SavedRun, tmp_path: Path
+) -> None:
+    write(tmp_path / "c/global_step10", saved)
+    write(tmp_path / "c/global_step20", saved, **texts)
+    config = CheckpointConfig(load="c")
+    with pytest.raises(CheckpointError, match=f"{next(iter(texts))}.json: damaged"):
+        saved_run(config, tmp_path)
+    fall_back = config.model_copy(update={"fall_back_to_older": True})
+    found = saved_run(fall_back, tmp_path)
+    assert found is not None and found.name == "global_step10"
+    assert found.chosen() == saved.chosen()
+    shutil.rmtree(tmp_path / "c/global_step10")
+    with pytest.raises(CheckpointError, match="damaged"):
+        saved_run(fall_back, tmp_path)
+    assert saved_run(config, tmp_path / "elsewhere") is None
+
+
+def test_settings_of_a_step_that_was_being_replaced(saved: SavedRun, tmp_path: Path) -> None:
+    write(tmp_path / "c/.global_step10.old", saved)
+    found = saved_run(CheckpointConfig(load="c"), tmp_path)
+    assert found is not None and found.chosen() == saved.chosen()

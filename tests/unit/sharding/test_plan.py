@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from megatron_lite.pipeline.partition import partition_layers
 from megatron_lite.sharding.placement import Box, Cut
-from megatron_lite.sharding.plan import LogicalTensor, copies, shard_contents, stage_of
+from megatron_lite.sharding.plan import Boxes, LogicalTensor, copies, shard_contents, stage_of
 
 TENSORS = {
     "embedding.word_embeddings.weight": LogicalTensor((90, 4), Cut(dim=0, length=96)),
@@ -71,7 +72,7 @@ def test_copies_put_a_box_together() -> None:
     stored = [Stored(Box((0, 0), (4, 2))), Stored(Box((0, 2), (1, 4))), Stored(Box((1, 2), (3, 4)))]
     wanted = Box((0, 1), (3, 4))
     out = np.full(wanted.size, -1)
-    for copy in copies(wanted, stored):
+    for copy in copies(wanted, Boxes(stored)):
         held = whole[copy.source.box.slices()]
         part = held[copy.part.slices(copy.source.box.offset)]
         out[copy.part.slices(wanted.offset)] = part
@@ -80,4 +81,22 @@ def test_copies_put_a_box_together() -> None:
 
 def test_a_gap_is_refused() -> None:
     with pytest.raises(ValueError, match="8 of 12 elements"):
-        copies(Box((0, 0), (3, 4)), [Stored(Box((0, 0), (2, 4)))])
+        copies(Box((0, 0), (3, 4)), Boxes([Stored(Box((0, 0), (2, 4)))]))
+
+
+@pytest.mark.parametrize("dims", [0, 1, 2, 3])
+def test_boxes_are_found_as_by_looking_at_all(dims: int) -> None:
+    draw = np.random.default_rng(dims)
+    for _ in range(40):
+        stored = [Stored(box_in(draw, dims)) for _ in range(draw.integers(0, 12))]
+        wanted = box_in(draw, dims)
+        meeting = {stored.index(copy.source): copy.part for copy in Boxes(stored).meeting(wanted)}
+        parts = {n: one.box.intersect(wanted) for n, one in reversed([*enumerate(stored)])}
+        assert set(meeting.values()) == {part for part in parts.values() if part is not None}
+        pairs = combinations(stored, 2)
+        assert Boxes(stored).overlap() == any(a.box.intersect(b.box) for a, b in pairs)
+
+
+def box_in(draw: np.random.Generator, dims: int) -> Box:
+    offset = draw.integers(0, 8, dims)
+    return Box(tuple(map(int, offset)), tuple(map(int, draw.integers(1, 9 - offset))))

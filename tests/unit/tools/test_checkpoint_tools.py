@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import resource
 import shutil
@@ -10,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +100,8 @@ def test_inspect_describes(made: Made) -> None:
     [
         ("shard_00001.safetensors", lambda raw: raw[:-9] + b"X" + raw[-8:], "bytes have changed"),
         ("shard_00001.safetensors", lambda raw: raw[:-9], "its tensors end at"),
+        ("config.json", lambda raw: raw.replace(b"2", b"1"), "bytes have changed"),
+        ("origins.json", None, "missing"),
         ("rng_00001.safetensors", lambda raw: raw[:-1], "bytes, "),
         ("shard_00003.safetensors", None, "missing"),
         ("manifest.json", lambda raw: raw[:100], "damaged"),
@@ -111,8 +113,8 @@ def test_inspect_describes(made: Made) -> None:
         ),
         (
             "manifest.json",
-            lambda raw: raw.replace(b'"fp32": "', b'"fp32": "1', 1),
-            "not the numbers",
+            lambda raw: raw.replace(b'"offset": [4,', b'"offset": [5,', 1),
+            "its checksum is another",
         ),
     ],
 )
@@ -128,9 +130,16 @@ def test_verify_names_what_is_damaged(
         path.write_bytes(change(path.read_bytes()))  # type: ignore[operator]
     found = call("inspect", copy, "--verify")
     assert found.returncode in (1, 2) and told in found.stderr, found.stderr
-    assert "Traceback" not in found.stderr
-    if "not the numbers" not in told:
-        assert file in found.stderr
+    assert file in found.stderr and "Traceback" not in found.stderr
+
+
+def test_verify_does_not_trust_a_manifest_that_fits_its_files(tmp_path: Path) -> None:
+    """What was in memory when it was saved is the judge."""
+    made = make(tmp_path, proof=True)
+    rewrite(made, made.arrays | {("final_norm.weight", "fp32"): np.ones(16, np.float32)})
+    found = call("inspect", made.root, "--verify")
+    assert found.returncode == 1
+    assert "final_norm.weight (fp32): not the numbers that were saved" in found.stderr
 
 
 def test_diff_names_the_first_difference(made: Made, tmp_path: Path) -> None:
@@ -153,6 +162,29 @@ def test_diff_names_the_first_difference(made: Made, tmp_path: Path) -> None:
     assert "tensor layers.3.mlp.down.weight: shape (16, 32) | None" in told.stderr
 
 
+def test_diff_of_what_is_not_whole_or_of_another_dtype(made: Made, tmp_path: Path) -> None:
+    half = make(tmp_path / "half", seed=0, pp=2)
+    there = [box for box in half.manifest.boxes if box.file == "shard_00000.safetensors"]
+    replace(half.manifest, boxes=there).write(half.folder)
+    for one, other in ((made.root, half.root), (half.root, made.root)):
+        told = call("inspect", one, "--diff", other)
+        assert told.returncode == 1 and "the boxes hold 0 of" in told.stderr
+    wide = make(tmp_path / "wide", Shape(layers=1, hidden=64, vocabulary=20000, padded=20000))
+    for dtype in ("bf16", "fp32"):
+        release = ["--weights-only", "--dtype", dtype, *sizes(1, 1)]
+        call("reshard", "--load", wide.root, "--save", tmp_path / dtype, *release)
+    told = call("inspect", tmp_path / "bf16", "--diff", tmp_path / "fp32")
+    assert told.returncode == 1 and "Traceback" not in told.stderr
+    assert "embedding.position_embeddings.weight (weight): 3" in told.stderr
+    broken = make(tmp_path / "broken")
+    values = broken.arrays["final_norm.weight", "fp32"].copy()
+    values[3] = np.nan
+    broken = make(tmp_path / "nan", proof=False)
+    rewrite(broken, broken.arrays | {("final_norm.weight", "fp32"): values})
+    told = call("inspect", made.root, "--diff", broken.root)
+    assert "(fp32): 1 numbers differ, by at most nan; first at [3]" in told.stderr
+
+
 def rewrite(made: Made, arrays: dict[tuple[str, str], np.ndarray]) -> None:
     """Write other numbers into a checkpoint of one shard, as if they had been saved."""
     from safetensors.numpy import save_file
@@ -162,10 +194,8 @@ def rewrite(made: Made, arrays: dict[tuple[str, str], np.ndarray]) -> None:
     manifest = made.manifest
     held = {box.key: arrays[box.tensor, box.state] for box in manifest.boxes}
     save_file(held, made.folder / "shard_00000.safetensors")
-    raw = json.loads((made.folder / "manifest.json").read_text())
-    facts = file_facts(made.folder / "shard_00000.safetensors")
-    raw["files"]["shard_00000.safetensors"] = {"bytes": facts.bytes, "xxh3_128": facts.xxh3_128}
-    (made.folder / "manifest.json").write_text(json.dumps(raw))
+    facts = {"shard_00000.safetensors": file_facts(made.folder / "shard_00000.safetensors")}
+    replace(manifest, files=manifest.files | facts).write(made.folder)
 
 
 LIMITED = """
