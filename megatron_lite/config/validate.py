@@ -20,7 +20,7 @@ RULES = (
     *files.RULES,
     *checkpoint.RULES,
 )
-WORLD_RULES = (*parallel.WORLD_RULES, *training.WORLD_RULES)
+WORLD_RULES = (*parallel.WORLD_RULES, *training.WORLD_RULES, *engine.WORLD_RULES)
 
 
 def check(draft: Draft | RunConfig, world_size: int | None) -> list[Problem]:

@@ -51,15 +51,17 @@ def loading_is_unambiguous(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def states_can_be_read(cfg: RunConfig) -> Iterator[Problem]:
-    """DeepSpeed reads states on nvme into buffers that it may use again; saving them is untried."""
-    if cfg.deepspeed.zero_optimization.offload_optimizer.device != "nvme":
-        return
-    for name in ("save", "load"):
-        folder = getattr(cfg.checkpoint, name)
-        if folder is not None:
-            rule = "checkpoints of optimizer states on nvme are not supported"
-            nearest = 'leave it out, or use "device": "cpu" in offload_optimizer'
-            yield Problem(f"checkpoint.{name}", folder, rule, nearest)
+    """DeepSpeed reads nvme into buffers that it may use again; saving what was there is untried."""
+    zero = cfg.deepspeed.zero_optimization
+    for key, what in (("offload_optimizer", "optimizer states"), ("offload_param", "weights")):
+        if getattr(zero, key).device != "nvme":
+            continue
+        for name in ("save", "load"):
+            folder = getattr(cfg.checkpoint, name)
+            if folder is not None:
+                rule = f"checkpoints of {what} on nvme are not supported"
+                nearest = f'leave it out, or use "device": "cpu" in {key}'
+                yield Problem(f"checkpoint.{name}", folder, rule, nearest)
 
 
 RULES: tuple[Rule, ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from megatron_lite.config import batch
 from megatron_lite.config.draft import Absent
 from megatron_lite.config.errors import Problem, show
 from megatron_lite.config.fields import Section
@@ -16,6 +17,14 @@ the rule."""
 
 WorldRule = Callable[[RunConfig, int], Iterator[Problem]]
 """A rule that also needs the world size."""
+
+
+def data_parallel_size(cfg: RunConfig, world_size: int) -> int:
+    """Copies of the model; Absent where the world size does not give a whole number of them."""
+    try:
+        return batch.data_parallel_size(world_size, cfg.parallel)
+    except ValueError:
+        raise Absent("data-parallel size") from None
 
 
 def divisors(number: int) -> list[int]:

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_lite.config.errors import NO_VALUE, Problem
-from megatron_lite.config.rules.common import Rule, nearest_multiples, without_effect
+from megatron_lite.config.rules.common import (
+    Rule,
+    WorldRule,
+    data_parallel_size,
+    nearest_multiples,
+    without_effect,
+)
 from megatron_lite.config.schema import (
     Aio,
     OffloadOptimizer,
@@ -81,6 +87,17 @@ def zero_keys_are_read(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(f"{ZERO}.overlap_comm", True, rule, "use false, or stage 2")
 
 
+def gradients_keep_their_order(cfg: RunConfig, world_size: int) -> Iterator[Problem]:
+    """A checkpoint would hold each parameter's optimizer states under the name of another."""
+    replicas = data_parallel_size(cfg, world_size)
+    if cfg.deepspeed.zero_optimization.round_robin_gradients and replicas > 1:
+        rule = (
+            f"cannot be used at data-parallel size {replicas}: DeepSpeed reorders the parameters, "
+            "but looks for their optimizer states in the first order"
+        )
+        yield Problem(f"{ZERO}.round_robin_gradients", True, rule, "use false")
+
+
 def gather_bucket_is_even(cfg: RunConfig) -> Iterator[Problem]:
     """DeepSpeed aligns buckets to two elements."""
     size = cfg.deepspeed.zero_optimization.allgather_bucket_size
@@ -152,3 +169,4 @@ RULES: tuple[Rule, ...] = (
     parameter_offload_is_supported,
     disk_settings_are_read,
 )
+WORLD_RULES: tuple[WorldRule, ...] = (gradients_keep_their_order,)

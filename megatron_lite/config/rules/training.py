@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_lite.config import batch
-from megatron_lite.config.draft import Absent
 from megatron_lite.config.errors import NO_VALUE, Problem
 from megatron_lite.config.rules.common import (
     Rule,
     WorldRule,
+    data_parallel_size,
     nearest_multiples,
     without_effect,
 )
@@ -45,10 +45,7 @@ def samples_fill_a_batch(cfg: RunConfig) -> Iterator[Problem]:
 
 def batches_divide(cfg: RunConfig, world_size: int) -> Iterator[Problem]:
     """Every batch, those of the ramp-up too, is a whole number of micro-batches on every rank."""
-    try:
-        dp = batch.data_parallel_size(world_size, cfg.parallel)
-    except ValueError:
-        raise Absent("data-parallel size") from None
+    dp = data_parallel_size(cfg, world_size)
     micro = cfg.training.micro_batch_size
     one, name = micro * dp, f"micro_batch_size x data-parallel size {micro} x {dp} = {micro * dp}"
     size = cfg.training.global_batch_size

@@ -93,7 +93,8 @@ class ZeroOptimization(Section):
     """Reduce each gradient to its owner only, rather than to every rank."""
 
     round_robin_gradients: Flag = False
-    """Spread the copying of offloaded gradients over the ranks; ZeRO-1 and 2."""
+    """Spread the copying of offloaded gradients over the ranks; ZeRO-1 and 2. Refused with several
+    replicas, where DeepSpeed would mistake one parameter's optimizer states for another's."""
 
     sub_group_size: PositiveWhole = 1_000_000_000
     """Elements of one tile of the optimizer step; ZeRO-3 only."""

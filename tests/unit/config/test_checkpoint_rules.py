@@ -32,7 +32,29 @@ import pytest
             "checkpoint.save",
             r"states on nvme are not supported",
         ),
+        (
+            {
+                "deepspeed": {
+                    "zero_optimization": {
+                        "stage": 3,
+                        "offload_param": {"device": "nvme", "nvme_path": "/disk"},
+                    }
+                },
+                "checkpoint": {"load": "c"},
+            },
+            "checkpoint.load",
+            r"weights on nvme are not supported",
+        ),
     ],
 )
 def test_refused(problems, changes, path: str, words: str) -> None:
     assert words in problems(changes)[path].rule
+
+
+def test_reordered_gradients_need_a_single_replica(load, problems) -> None:
+    """With several, a checkpoint would hold states under another parameter's name."""
+    changes = {"deepspeed": {"zero_optimization": {"stage": 2, "round_robin_gradients": True}}}
+    found = problems(changes, world_size=2)
+    path = "deepspeed.zero_optimization.round_robin_gradients"
+    assert found.keys() == {path} and "at data-parallel size 2" in found[path].rule
+    load(changes | {"parallel": {"tensor_model_parallel_size": 2}}, world_size=2)
