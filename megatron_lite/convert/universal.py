@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,17 +69,28 @@ def export(
     working = save / f".{target.name}.tmp"
     with written(save, working):
         save.mkdir(parents=True, exist_ok=True)
+        for left in save.glob(".global_step*_universal.tmp"):  # of a killed export
+            shutil.rmtree(left)
         store.require_space(save, size(manifest))
         _write_parameters(source, manifest, parts, working / "zero", progress)
         _save(working / "zero" / "optimizer_state.pt", _optimizer_state(config, manifest))
         _save(working / MODEL_FILE, _engine_state(manifest))
         _write_config(working / FILE_NAME, config.model, manifest)
-        working.rename(target)
-        store.sync(save)
-        pointer = save / f".{LATEST}.tmp"
-        pointer.write_text(target.name)
-        pointer.rename(save / LATEST)
+        _commit(working, target)
     return target
+
+
+def _commit(working: Path, target: Path) -> None:
+    """Give a complete folder its name once it is on the disk, then point to it."""
+    for path in (*working.rglob("*"), working):
+        store.sync(path)
+    working.rename(target)
+    store.sync(target.parent)
+    pointer = target.parent / f".{LATEST}.tmp"
+    pointer.write_text(target.name)
+    store.sync(pointer)
+    pointer.rename(target.parent / LATEST)
+    store.sync(target.parent)
 
 
 def size(manifest: Manifest) -> int:
