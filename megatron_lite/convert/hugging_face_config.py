@@ -38,6 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
         "activation_function": "gelu_new",
         "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
         "tie_word_embeddings": True,
     },
 }
@@ -59,6 +60,7 @@ def fields(model: ModelConfig, *, vocab_size: int) -> dict[str, Any]:
             "layer_norm_epsilon": model.norm_epsilon,
             "activation_function": "gelu_new",
             "scale_attn_by_inverse_layer_idx": False,
+            "scale_attn_weights": True,
             "tie_word_embeddings": True,
         }
     return head | {
@@ -90,16 +92,39 @@ def check(path: Path, model: ModelConfig, *, vocab_size: int) -> None:
         raise CheckpointError(f"{path}: is no JSON object")
     kind = architecture(model)
     wanted = fields(model, vocab_size=vocab_size)
-    found = _completed({**_DEFAULTS[kind], **raw}, kind)
+    given = {**_DEFAULTS[kind], **raw}
+    refuse(f"{path} is no config.json of {kind}", _unusable(given, kind))
+    found = _completed(given, kind)
     ignored = ("architectures", "max_position_embeddings", "rope_parameters")
     lines = [
-        f"{key} is {found.get(key)}, the run config's model has {value}"
+        f"{key} is {found.get(key)!r}, the run config's model has {value!r}"
         for key, value in wanted.items()
         if key not in ignored and found.get(key) != value
     ]
     if found.get("rope_type", "default") != "default":
         lines.append(f"rope_type is {found['rope_type']}: only the default is supported")
     refuse(f"{path} and the run config describe different models", lines)
+
+
+def _unusable(given: Mapping[str, Any], kind: str) -> list[str]:
+    """A line for each value that `_completed` could not compute with."""
+    sizes = ("n_embd",) if kind == GPT2 else ("hidden_size", "num_attention_heads")
+    lines = [
+        f"{key} is {given[key]!r}, not a whole number above 0"
+        for key in sizes
+        if type(given[key]) is not int or given[key] < 1
+    ]
+    ropes = {key: given.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    lines += [
+        f"{key} is {rope!r}, no JSON object"
+        for key, rope in ropes.items()
+        if not isinstance(rope, Mapping)
+    ]
+    bases = [o.get("rope_theta") or 0 for o in (given, *ropes.values()) if isinstance(o, Mapping)]
+    lines += [
+        f"rope_theta is {base!r}, no number" for base in bases if not isinstance(base, int | float)
+    ]
+    return lines
 
 
 def _completed(found: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -64,6 +64,28 @@ def test_every_difference_is_named(tmp_path: Path) -> None:
     assert len(said.splitlines()) == 5
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        ("llama", {"num_attention_heads": "4"}, "num_attention_heads is '4', not a whole number"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads is 0, not a whole number"),
+        ("llama", {"hidden_size": None}, "hidden_size is None, not a whole number"),
+        ("llama", {"rope_scaling": [1]}, "rope_scaling is [1], no JSON object"),
+        ("llama", {"rope_theta": "a"}, "rope_theta is 'a', no number"),
+        ("llama", {"rope_parameters": {"rope_theta": [1]}}, "rope_theta is [1], no number"),
+        ("gpt2", {"n_embd": {}}, "n_embd is {}, not a whole number"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False, the run config's"),
+    ],
+)
+def test_values_of_another_kind(tmp_path: Path, kind: str, values: Any, said: str) -> None:
+    setup = Setup(kind)
+    path = saved(tmp_path, network(setup).config)
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    with pytest.raises(CheckpointError) as caught:
+        check(path, model(tmp_path, setup), vocab_size=VOCAB)
+    assert said in str(caught.value) and str(path) in str(caught.value)
+
+
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"absent\.json: can't be read"):
         check(tmp_path / "absent.json", model(tmp_path, Setup()), vocab_size=VOCAB)
