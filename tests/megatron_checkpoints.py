@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def _arguments(model: ModelConfig, layout: Layout, padded: int) -> dict[str, Any
         "norm_epsilon"
     )
     return {name: getattr(model, name) for name in same.split()} | {
+        "add_qkv_bias": False,  # of models whose other linear layers have none
         "group_query_attention": model.num_query_groups != model.num_attention_heads,
         "num_query_groups": model.num_query_groups,
         "rotary_base": int(model.rotary_base),
@@ -152,12 +154,18 @@ def _layer(
     def part(name: str, kind: str, *, dim: int = 0) -> Tensor:
         return values[f"{ours}.{name}.{kind}"].chunk(layout.tp, dim=dim)[t]
 
+    if layout.style == "te":
+        found[f"{names['qkv']}._extra_state"] = BytesIO(b"scales")  # before its release 2.0
     for kind in ("weight", "bias"):
         for norm, theirs in zip(("input_norm", "post_attention_norm"), names["norm"], strict=True):
             if f"{ours}.{norm}.{kind}" in values:
                 inside = {"input_norm": names["qkv"], "post_attention_norm": names["up"]}[norm]
                 key = f"{inside}.layer_norm_{kind}" if layout.style == "te" else f"{theirs}.{kind}"
                 found[key] = values[f"{ours}.{norm}.{kind}"]
+        for norm, theirs in (("query_norm", "q_layernorm"), ("key_norm", "k_layernorm")):
+            if f"{ours}.attention.{norm}.{kind}" in values:
+                key = f"self_attention.{theirs}.{kind}"
+                found[key] = values[f"{ours}.attention.{norm}.{kind}"]
         if f"{ours}.attention.query.{kind}" not in values:
             continue
         found[f"{names['qkv']}.{kind}"] = _interleave(

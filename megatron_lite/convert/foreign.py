@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import prod
@@ -16,8 +17,9 @@ from torch import Tensor
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.complete import complete
 from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.checkpoint.fingerprint import Fingerprints, box_fingerprint
 from megatron_lite.checkpoint.manifest import CODES, Manifest, StoredBox, StoredFile
-from megatron_lite.checkpoint.tensor_file import TensorWriter
+from megatron_lite.checkpoint.tensor_file import TensorWriter, Values
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.convert.target import Target
 from megatron_lite.progress import Progress
@@ -34,6 +36,8 @@ class Foreign:
     """What a checkpoint of another program gives."""
 
     folder: Path
+    layout: str
+    """How its program lays it out, in the words of `understood`."""
     position: Progress
     scalars: dict[str, Any]
     """Optimizer step and loss scaler, as a manifest keeps them."""
@@ -104,15 +108,13 @@ def _write_tensors(
         for name, tensor in target.table.items()
     ]
     shapes = {stored.key: stored.box.size for stored in boxes}
-    with TensorWriter(folder / _FILE, shapes, CODES[DTYPE]) as writer:
+    path, fingerprints = folder / _FILE, Fingerprints()
+    with TensorWriter(path, shapes, CODES[DTYPE]) as writer, ThreadPoolExecutor(1) as beside:
         for stored in boxes:
-            values = foreign.read(stored.tensor, stored.state)
-            if tuple(values.shape) != stored.box.size:
-                raise CheckpointError(
-                    f"{foreign.folder}: {stored.tensor} ({stored.state}) has shape "
-                    f"{tuple(values.shape)}, not {stored.box.size}"
-                )
-            writer.write(values.detach().to(torch.float32).contiguous().numpy())
+            values = _read(foreign, stored)
+            fingerprint = beside.submit(box_fingerprint, values, stored.box)
+            writer.write(values)
+            fingerprints.add(stored.tensor, stored.state, fingerprint.result())
             progress(4 * stored.box.numel)
     return Manifest(
         progress=asdict(foreign.position),
@@ -123,7 +125,31 @@ def _write_tensors(
         boxes=boxes,
         files={_FILE: StoredFile(writer.bytes, writer.digest)},
         dtype=DTYPE,
+        fingerprints=fingerprints.sums,
     )
+
+
+def _read(foreign: Foreign, stored: StoredBox) -> Values:
+    """One state of a logical tensor in float32; CheckpointError where the source has no such."""
+    with understood(foreign.folder, foreign.layout):
+        values = foreign.read(stored.tensor, stored.state)
+        if tuple(values.shape) != stored.box.size:
+            raise CheckpointError(
+                f"{foreign.folder}: {stored.tensor} ({stored.state}) has shape "
+                f"{tuple(values.shape)}, not {stored.box.size}"
+            )
+        array: Values = values.detach().to(torch.float32).contiguous().numpy()
+        return array
+
+
+def pointed(pointer: Path) -> str:
+    """What a file like `latest` names; CheckpointError where it is missing or no text."""
+    try:
+        return pointer.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise CheckpointError(f"{pointer}: missing; name a step with --step") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{pointer}: damaged ({error}); name a step with --step") from error
 
 
 def existing(folder: Path) -> Path:

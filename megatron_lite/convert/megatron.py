@@ -7,7 +7,7 @@ depends on the run's buffers, are not read.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,26 +17,15 @@ from torch import Tensor
 
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import WEIGHT
-from megatron_lite.config.schema import ModelConfig
-from megatron_lite.convert import megatron_facts, megatron_layout, megatron_names, torch_files
-from megatron_lite.convert.foreign import Foreign, existing, refuse, understood
+from megatron_lite.convert import megatron_facts, megatron_layout, torch_files
+from megatron_lite.convert.foreign import Foreign, existing, pointed, refuse, understood
+from megatron_lite.convert.megatron_stages import find_sources, make_stages
 from megatron_lite.convert.target import Target
-from megatron_lite.layers.embedding import WORD_EMBEDDINGS
 from megatron_lite.progress import Progress
 
 POINTER = "latest_checkpointed_iteration.txt"
 VERSION = 3.0
-VOCABULARY = (WORD_EMBEDDINGS, "output_layer.weight")
-"""Cut and padded along the vocabulary."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Stage:
-    """A pipeline stage: each tensor rank's tensors by flattened name, and its layers."""
-
-    ranks: tuple[Mapping[str, Tensor], ...]
-    layers: range
-    paths: tuple[Path, ...]
+LAYOUT = "Megatron-LM lays out checkpoint version 3.0"
 
 
 def read(root: Path, target: Target, *, step: int | None = None) -> Foreign:
@@ -45,7 +34,7 @@ def read(root: Path, target: Target, *, step: int | None = None) -> Foreign:
     CheckpointError where the folder is not whole, of another kind, or not of the config's model.
     """
     folder = find(root, step)
-    with understood(folder, "Megatron-LM lays out checkpoint version 3.0"):
+    with understood(folder, LAYOUT):
         return _read(folder, target)
 
 
@@ -53,8 +42,8 @@ def _read(folder: Path, target: Target) -> Foreign:
     grid = _grid(folder)
     files = [[torch_files.load(path) for path in stage] for stage in grid]
     facts = _facts(grid[0][0], files[0][0], target)
-    stages = _stages(grid, files)
-    sources = _sources(folder, stages, target)
+    _check_groups(folder, len(grid[0]), target)
+    sources = find_sources(folder, make_stages(grid, files), target)
 
     def read_one(tensor: str, state: str) -> Tensor:
         stage, name = sources[tensor]
@@ -68,15 +57,12 @@ def _read(folder: Path, target: Target) -> Foreign:
         iteration=facts.iteration, consumed_samples=facts.samples, updates=facts.iteration
     )
     scalars: dict[str, Any] = {"optimizer_step": 0, "loss_scaler": {}}
-    return Foreign(folder, position, scalars, (WEIGHT,), read_one, facts.notes)
+    return Foreign(folder, LAYOUT, position, scalars, (WEIGHT,), read_one, facts.notes)
 
 
 def find(root: Path, step: int | None) -> Path:
     """`<root>/iter_<step>`, or what the pointer file names (a number, or `release`)."""
-    pointer = root / POINTER
-    if step is None and not pointer.is_file():
-        raise CheckpointError(f"{pointer}: missing; name an iteration with --step")
-    word = pointer.read_text().strip() if step is None else str(step)
+    word = pointed(root / POINTER) if step is None else str(step)
     return existing(root / (f"iter_{int(word):07d}" if word.isdecimal() else word))
 
 
@@ -96,6 +82,16 @@ def _grid(folder: Path) -> list[list[Path]]:
     missing = [name for name in missing if not (folder / name).is_file()]
     refuse(f"{folder}: files are missing", missing)
     return grid
+
+
+def _check_groups(folder: Path, tp: int, target: Target) -> None:
+    """Whole key/value heads on every tensor rank; of copies on several ranks none could be read."""
+    groups = target.model.num_query_groups
+    if groups % tp:
+        raise CheckpointError(
+            f"{folder}: its {tp} tensor ranks can't share model.num_query_groups {groups} evenly; "
+            "correct the config, or save it with a tensor size that divides them"
+        )
 
 
 @dataclass(frozen=True)
@@ -132,73 +128,3 @@ def _facts(path: Path, content: Mapping[str, Any], target: Target) -> _Facts:
         bool(getattr(args, "rotary_interleaved", False)),
         notes,
     )
-
-
-def _stages(grid: list[list[Path]], files: list[list[dict[str, Any]]]) -> list[_Stage]:
-    """Each stage with the numbers in the whole model of its layers."""
-    stages, first = [], 0
-    for paths, contents in zip(grid, files, strict=True):
-        for path, content in zip(paths, contents, strict=True):
-            if not isinstance(content.get("model"), Mapping):
-                raise CheckpointError(
-                    f"{path}: has no dictionary `model`; of an interleaved schedule (model0, …) "
-                    "save it without virtual stages first"
-                )
-        ranks = tuple(megatron_names.flatten(content["model"]) for content in contents)
-        layers = range(first, first + megatron_names.count_layers(ranks[0]))
-        stages.append(_Stage(ranks, layers, tuple(paths)))
-        first = layers.stop
-    return stages
-
-
-def _sources(
-    folder: Path, stages: Sequence[_Stage], target: Target
-) -> dict[str, tuple[_Stage, str]]:
-    """Which stage holds each logical tensor, and under what name.
-
-    CheckpointError naming all tensors that are missing, superfluous or of a wrong shape.
-    """
-    found: dict[str, tuple[_Stage, str]] = {}
-    fused: dict[tuple[_Stage, str], list[str]] = {}
-    for tensor in target.table:
-        for stage in stages:
-            name = megatron_names.find(stage.ranks[0], tensor, first_layer=stage.layers.start)
-            if name is not None and tensor not in found:
-                found[tensor] = (stage, name)
-                fused.setdefault((stage, name), []).append(tensor)
-    lines = [f"{tensor}: missing" for tensor in target.table if tensor not in found]
-    lines += _superfluous(stages, fused.keys(), target.model)
-    for (stage, name), tensors in fused.items():
-        lines += _wrong_shapes(stage, name, tensors, target)
-    refuse(f"{folder} does not hold the model of the config; correct its model section", lines)
-    return found
-
-
-def _superfluous(
-    stages: Sequence[_Stage], used: Collection[tuple[_Stage, str]], model: ModelConfig
-) -> list[str]:
-    """Tensors that no logical one is read from, but a tied head's copy of the embedding."""
-    copies = () if model.untie_embeddings_and_output_weights else megatron_names.TIED_COPIES
-    return [
-        f"{stage.paths[0].parent.name}: {name} is superfluous"
-        for stage in stages
-        for name in stage.ranks[0]
-        if (stage, name) not in used and not (stage is stages[-1] and name in copies)
-    ]
-
-
-def _wrong_shapes(stage: _Stage, name: str, tensors: Sequence[str], target: Target) -> list[str]:
-    """A line for each rank whose shard of `tensors`, fused into one, has another shape."""
-    parts = [target.table[tensor] for tensor in tensors]
-    shape = [sum(part.shape[0] for part in parts), *parts[0].shape[1:]]
-    cut, size = parts[0].cut, len(stage.ranks)
-    wanted = [n // size if cut and d == cut.dim else n for d, n in enumerate(shape)]
-    lines = []
-    for path, rank in zip(stage.paths, stage.ranks, strict=True):
-        seen = list(rank[name].shape) if name in rank else []
-        fits = seen == wanted
-        if tensors[0] in VOCABULARY:  # how far Megatron pads it depends on its tensor size
-            fits = seen[1:] == wanted[1:] and seen[0] * size >= shape[0]
-        if not fits:
-            lines.append(f"{path.parent.name}: {name} has shape {seen}, not {wanted}")
-    return lines

@@ -21,7 +21,6 @@ _EQUAL: dict[str, tuple[str, ...]] = {
     "norm_epsilon": ("norm_epsilon", "layernorm_epsilon"),
     "swiglu": ("swiglu",),
     "add_bias_linear": ("add_bias_linear",),
-    "add_qkv_bias": ("add_qkv_bias",),
     "qk_layernorm": ("qk_layernorm",),
     "untie_embeddings_and_output_weights": ("untie_embeddings_and_output_weights",),
 }
@@ -31,8 +30,10 @@ _REFUSED = (
     "apply_layernorm_1p",
     "apply_residual_connection_post_layernorm",
     "multi_latent_attention",
+    "no_rope_freq",
     "num_experts",
     "openai_gelu",
+    "qk_l2_norm",
     "rotary_seq_len_interpolation_factor",
     "squared_relu",
     "use_rope_scaling",
@@ -56,8 +57,17 @@ def check(path: Path, args: Namespace, target: Target) -> None:
             f"num_query_groups is {groups} in the checkpoint, model.num_query_groups is "
             f"{model.num_query_groups}"
         )
+    biased = _query_key_value_bias(kept)
+    if biased is not None and biased != model.add_qkv_bias:
+        lines.append(
+            f"add_bias_linear or add_qkv_bias is {biased} in the checkpoint, model.add_qkv_bias is "
+            f"{model.add_qkv_bias}"
+        )
     lines += _vocabulary(kept, target)
-    lines += [f"{name} is {kept[name]}: not supported" for name in _REFUSED if kept.get(name)]
+    refused = [name for name in _REFUSED if kept.get(name)]
+    if kept.get("softmax_type") not in (None, "vanilla"):
+        refused.append("softmax_type")
+    lines += [f"{name} is {kept[name]}: not supported" for name in refused]
     refuse(f"{path}: the checkpoint's arguments and the config differ", lines)
 
 
@@ -80,6 +90,14 @@ def _groups(kept: dict[str, Any]) -> int | None:
     if grouped is None:  # shapes tell
         return None
     return int(kept["num_query_groups" if grouped else "num_attention_heads"])
+
+
+def _query_key_value_bias(kept: dict[str, Any]) -> bool | None:
+    """Megatron's add_qkv_bias is for models whose other linear layers have no bias."""
+    everywhere, here = kept.get("add_bias_linear"), kept.get("add_qkv_bias")
+    if everywhere is None and not here:  # shapes tell
+        return None
+    return bool(everywhere or here)
 
 
 def _vocabulary(kept: dict[str, Any], target: Target) -> list[str]:

@@ -15,6 +15,9 @@ from torch import Tensor
 from megatron_lite.config.schema import ModelConfig
 from megatron_lite.sharding.plan import LogicalTensor
 
+_ROTATED = ("query", "key", "query_norm", "key_norm")
+"""What has an entry for each channel that RoPE turns; a norm has one head's, for all of them."""
+
 
 def merge(
     shards: Sequence[Tensor],
@@ -26,12 +29,10 @@ def merge(
 ) -> Tensor:
     """A logical tensor from the ranks' shards of the parameter that holds it."""
     own = [_extract(shard, tensor, model, len(shards)) for shard in shards]
-    if logical.cut is None:
-        return own[0]
-    whole = torch.cat(own, dim=logical.cut.dim)
+    whole = own[0] if logical.cut is None else torch.cat(own, dim=logical.cut.dim)
     if whole.shape[0] > logical.shape[0]:
         whole = whole[: logical.shape[0]]  # the padding of a vocabulary
-    if interleaved and tensor.split(".")[-2] in ("query", "key"):
+    if interleaved and tensor.split(".")[-2] in _ROTATED:
         whole = halves(whole, model)
     return whole
 

@@ -44,7 +44,8 @@ NUMPY = tuple(
     for name in names
 )
 """Of random states, which are not converted."""
-OTHERS = ("pathlib.PosixPath", "signal.Signals")
+OTHERS = ("_io.BytesIO", "pathlib.PosixPath", "signal.Signals")
+"""The first holds the scales of Transformer Engine before 2.0, which are not converted."""
 
 
 class StandIn:
@@ -67,6 +68,7 @@ _ALLOWED: list[Any] = [
 def load(path: Path) -> dict[str, Any]:
     """A file's dictionary; its tensors stay on the disk until they are used.
 
+    The format of torch before 1.6, which is no archive, is read into memory as a whole.
     CheckpointError where the file is missing, damaged or would run code.
     """
     try:

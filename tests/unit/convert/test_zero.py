@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed.utils.tensor_fragment import fragment_address
 
+from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
-from megatron_lite.checkpoint.manifest import STATES
+from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.convert import foreign, universal, zero
-from megatron_lite.convert.hugging_face import parameter_shapes, parts_of
 from megatron_lite.convert.target import Target
-from tests.checkpoints import read
+from tests.checkpoints import fingerprints, read
 from tests.distributed.models import LLAMA, write_config
+from tests.zero_checkpoints import MODEL, optimizer_file, write
 
-MODEL = "mp_rank_00_model_states.pt"
-RANKS = 2
 Change = Callable[[dict[str, Any]], None]
-
-
-def optimizer_file(rank: int) -> str:
-    return f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
 
 @pytest.fixture
@@ -37,39 +30,8 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture
 def folder(tmp_path: Path, target: Target) -> Path:
-    """A checkpoint of two ranks, each with half of the numbers, which count up from 0."""
-    shapes = parameter_shapes(parts_of(target.model, target.table), target.table)
-    total = sum(torch.Size(shape).numel() for shape in shapes.values())
-    half = -(-total // RANKS)
-    folder = tmp_path / "theirs" / "global_step7"
-    folder.mkdir(parents=True)
-    (folder.parent / "latest").write_text("global_step7")
-    model = {
-        "param_shapes": [OrderedDict((n, torch.Size(s)) for n, s in shapes.items())],
-        "dp_world_size": RANKS,
-        "mp_world_size": 1,
-        "global_steps": 7,
-        "global_samples": 28,
-        "skipped_steps": 1,
-    }
-    torch.save(model, folder / MODEL)
-    for rank in range(RANKS):
-        slices, at = OrderedDict(), 0
-        for name, shape in shapes.items():
-            low = max(at, rank * half)
-            high = min(at + torch.Size(shape).numel(), (rank + 1) * half)
-            if low < high:
-                slices[name] = fragment_address(start=low - rank * half, numel=high - low)
-            at += torch.Size(shape).numel()
-        flat = torch.arange(rank * half, (rank + 1) * half, dtype=torch.float32)
-        moments = {"step": torch.tensor(6.0), "exp_avg": flat + 0.25, "exp_avg_sq": flat + 0.5}
-        optimizer = {
-            "base_optimizer_state": {"state": {0: moments}, "param_groups": [{"params": [0]}]},
-            "single_partition_of_fp32_groups": [flat],
-            "param_slice_mappings": [slices],
-        }
-        torch.save({"optimizer_state_dict": optimizer}, folder / optimizer_file(rank))
-    return folder
+    """A checkpoint of two ranks."""
+    return write(tmp_path / "theirs", target)
 
 
 def change(path: Path, work: Change) -> None:
@@ -92,6 +54,8 @@ def test_what_is_written(tmp_path: Path, folder: Path, target: Target) -> None:
     assert arrays.keys() == {(name, state) for name in target.table for state in STATES}
     table = arrays["embedding.word_embeddings.weight", "exp_avg"].ravel()
     assert len(set((table - 0.25).tolist())) == table.size
+    proof = Manifest.read(tmp_path / "ours" / "global_step7").fingerprints
+    assert proof == fingerprints(arrays)
     with pytest.raises(CheckpointError, match="global_step7 exists; remove it first"):
         foreign.write(tmp_path / "ours", target, found)
     assert sorted(p.name for p in (tmp_path / "ours").iterdir()) == ["global_step7", "latest"]
@@ -101,7 +65,10 @@ def test_export_writes_all_or_nothing(
     tmp_path: Path, folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = foreign.write(tmp_path / "ours", target, zero.read(folder.parent, target))
+    killed = tmp_path / "there" / ".global_step7_universal.tmp" / "zero" / "model.norm.weight"
+    killed.mkdir(parents=True)
     written = universal.export(ours, tmp_path / "there")
+    assert not list((tmp_path / "there").glob(".*"))
     assert (tmp_path / "there" / "latest_universal").read_text() == "global_step7_universal"
     one = torch.load(written / "zero" / "model.norm.weight" / "exp_avg.pt", weights_only=True)
     name = "final_norm.weight"
@@ -119,6 +86,28 @@ def test_export_writes_all_or_nothing(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_an_export_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the folder is synced, the pointer too, before each is renamed."""
+    ours = foreign.write(tmp_path / "ours", target, zero.read(folder.parent, target))
+    synced: set[Path] = set()
+    renamed = []
+    sync, rename = store.sync, Path.rename
+
+    def watched(path: Path, to: Path) -> Path:
+        for inner in (*path.rglob("*"), path):
+            assert inner in synced, f"{inner} is not on the disk"
+        renamed.append(to.name)
+        return rename(path, to)
+
+    monkeypatch.setattr(store, "sync", lambda path: (synced.add(path), sync(path)))
+    monkeypatch.setattr(Path, "rename", watched)
+    universal.export(ours, tmp_path / "there")
+    assert renamed == ["global_step7_universal", "latest_universal"]
+    assert tmp_path / "there" in synced
+
+
 def test_an_import_that_fails_leaves_nothing(tmp_path: Path, folder: Path, target: Target) -> None:
     found = zero.read(folder.parent, target)
     short = replace(found, read=lambda tensor, state: found.read(tensor, state)[:1])
@@ -134,6 +123,8 @@ def test_missing_files_are_all_named(folder: Path, target: Target) -> None:
     assert f"{MODEL}: missing" in refused(folder, target)
     (folder.parent / "latest").write_text("global_step8")
     assert "global_step8: no such folder; there: global_step7" in refused(folder, target)
+    (folder.parent / "latest").write_bytes(b"\xff\xfe")
+    assert "latest: damaged" in refused(folder, target)
 
 
 def test_every_differing_tensor_is_named(folder: Path, target: Target) -> None:
@@ -150,12 +141,65 @@ def test_every_differing_tensor_is_named(folder: Path, target: Target) -> None:
     assert "lm_head.weight: shape (91, 64), the config's model has (90, 64)" in said
 
 
-def test_fragments_that_do_not_make_a_tensor(folder: Path, target: Target) -> None:
-    def damage(content: dict[str, Any]) -> None:
-        del content["optimizer_state_dict"]["param_slice_mappings"][0]["lm_head.weight"]
+def moved(content: dict[str, Any]) -> None:
+    slices = content["optimizer_state_dict"]["param_slice_mappings"][0]
+    slices[list(slices)[1]].start = 0
 
-    change(folder / optimizer_file(1), damage)
-    assert "lm_head.weight: the ranks' files hold" in refused(folder, target)
+
+def left_out(content: dict[str, Any]) -> None:
+    del content["optimizer_state_dict"]["param_slice_mappings"][0]["lm_head.weight"]
+
+
+@pytest.mark.parametrize("work", [moved, left_out])
+def test_slices_in_another_order_than_the_parameters(
+    folder: Path, target: Target, work: Change
+) -> None:
+    change(folder / optimizer_file(1), work)
+    said = refused(folder, target)
+    assert "round_robin_gradients" in said and "load_optimizer_states=False" in said
+    assert f"{optimizer_file(1)}: " in said and "(start, count) is" in said
+
+
+def short_master(content: dict[str, Any]) -> None:
+    flat = content["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+    flat[0] = flat[0][:-5].clone()
+
+
+def short_moment(content: dict[str, Any]) -> None:
+    moments = content["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+    moments["exp_avg"] = moments["exp_avg"][:-5].clone()
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (short_master, "group 0: the ranks' files hold"),
+        (short_moment, f"{optimizer_file(1)}: exp_avg of group 0 is too short"),
+    ],
+)
+def test_numbers_are_missing(folder: Path, target: Target, work: Change, said: str) -> None:
+    change(folder / optimizer_file(1), work)
+    assert said in refused(folder, target)
+
+
+def test_files_of_two_precisions(folder: Path, target: Target) -> None:
+    names = [optimizer_file(0), f"bf16_{optimizer_file(0)}"]
+    (folder / names[1]).write_bytes((folder / names[0]).read_bytes())
+    assert f"holds both {' and '.join(names)}" in refused(folder, target)
+
+
+def test_values_of_another_kind(tmp_path: Path, folder: Path, target: Target) -> None:
+    """Told when they are read, which is while ours is written; nothing of that stays."""
+
+    def damage(content: dict[str, Any]) -> None:
+        state = content["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+        state["exp_avg"] = state["exp_avg"].view(-1, 1).expand(-1, 2)
+
+    change(folder / optimizer_file(0), damage)
+    found = zero.read(folder.parent, target)
+    with pytest.raises(CheckpointError, match="is not laid out as DeepSpeed lays out ZeRO 1 and 2"):
+        foreign.write(tmp_path / "ours", target, found)
+    assert list((tmp_path / "ours").iterdir()) == []
 
 
 @pytest.mark.parametrize(
