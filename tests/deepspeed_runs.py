@@ -41,6 +41,7 @@ class Setup:
     dtype: str = "fp32"
     two_groups: bool = False
     offload: bool = False
+    round_robin: bool = False
 
 
 @dataclass
@@ -147,7 +148,7 @@ def start(setup: Setup, config: Path | None = None, **checkpoint: Any) -> Any:
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
         ]
-    zero: dict[str, Any] = {"stage": setup.stage}
+    zero: dict[str, Any] = {"stage": setup.stage, "round_robin_gradients": setup.round_robin}
     if setup.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
     # torch's Adam counts steps in tensors, DeepSpeed's for the CPU in whole numbers.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.convert import foreign, universal, zero
 from megatron_lite.convert.target import Target
@@ -91,6 +92,14 @@ def test_there_and_back(tmp_path: Path, name: str) -> None:
     for key, values in theirs.after.items():
         if setup.dtype == "fp32":
             np.testing.assert_allclose(back.after[key], values, rtol=1e-3, atol=2e-5)
+
+
+def test_reordered_parameters_are_refused(tmp_path: Path) -> None:
+    """DeepSpeed's own record of where they lie is wrong then."""
+    setup = Setup(stage=2, round_robin=True)
+    on_ranks(2, deepspeed_runs.train, setup, tmp_path / "theirs")
+    with pytest.raises(CheckpointError, match="round_robin_gradients on several ranks"):
+        converted(setup, tmp_path / "theirs", tmp_path)
 
 
 def go_on(config: Path, overrides: list[str], run_dir: Path) -> tuple[dict[str, Arrays], int, int]:
