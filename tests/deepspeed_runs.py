@@ -57,6 +57,8 @@ class Trained:
     steps: int = 0
     samples: int = 0
     adam_step: int = 0
+    loss_scale: float = 1.0
+    """After that step."""
 
 
 def section(setup: Setup) -> dict[str, Any]:
@@ -155,6 +157,7 @@ def start(setup: Setup, config: Path | None = None, **checkpoint: Any) -> Any:
     adam = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": not setup.offload}}
     settings = {
         "train_batch_size": 4,
+        "gradient_clipping": 1.0,
         "optimizer": adam,
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2, "warmup_max_lr": 1e-2}},
         "zero_optimization": zero,
@@ -223,6 +226,6 @@ def _finish(engine: Any) -> Trained:
     adam = engine.optimizer.optimizer.state.values()
     result.adam_step = max(int(state["step"]) for state in adam)
     step(engine, STEPS)
-    result.after = states(engine)
+    result.after, result.loss_scale = states(engine), float(engine.optimizer.loss_scale)
     engine.destroy()
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.convert import foreign, universal, zero
 from megatron_lite.convert.target import Target
+from megatron_lite.data.loader import MicroBatch
 from tests import deepspeed_runs
 from tests.checkpoints import Arrays, read
 from tests.deepspeed_runs import LENGTH, STEPS, Setup, Trained, section, tokens
@@ -102,24 +103,53 @@ def test_reordered_parameters_are_refused(tmp_path: Path) -> None:
         converted(setup, tmp_path / "theirs", tmp_path)
 
 
-def go_on(config: Path, overrides: list[str], run_dir: Path) -> tuple[dict[str, Arrays], int, int]:
-    """This rank's states after loading, the optimizer step, and updates after one more step."""
+@dataclass
+class Resumed:
+    """What a rank of ours saw: its parts of the states, as loaded and one step later."""
+
+    loaded: dict[str, Arrays]
+    after: dict[str, Arrays]
+    optimizer_step: int
+    updates: int
+    loss_scale: float
+
+
+def go_on(config: Path, overrides: list[str], run_dir: Path) -> Resumed:
+    """Load, and take a step on the batch that DeepSpeed took after it had saved."""
     trainer = make_trainer(config, overrides, run_dir)
     loaded = {state: logical_state(trainer.engine, state) for state in STATES}
     step = trainer.engine.scalars()["optimizer_step"]
+    mask = torch.ones(1, LENGTH)
+    mask[:, -1] = 0  # Hugging Face's loss has no label for the last token
+    rows = tokens(STEPS).split(1)
+    trainer.train_batches = iter([MicroBatch(row, row.roll(-1, dims=1), mask) for row in rows])
     trainer.iteration(10)
-    trainer.train_batches = iter(())
+    after = {state: logical_state(trainer.engine, state) for state in STATES}
     trainer.report.close()
     trainer.engine.close()
-    return loaded, step, trainer.progress.updates
+    updates, scale = trainer.progress.updates, trainer.engine.loss_scale
+    return Resumed(loaded, after, step, updates, scale)
 
 
-def test_our_run_goes_on_from_it(tmp_path: Path, corpus: Path) -> None:
-    """Tensor 2 with ZeRO-2 resumes from two ranks of DeepSpeed's ZeRO-1."""
-    setup = Setup(stage=1, two_groups=True)
-    on_ranks(2, deepspeed_runs.train, setup, tmp_path / "theirs")
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("fp16", 0.01)])
+def test_our_run_goes_on_from_it(
+    tmp_path: Path, corpus: Path, dtype: str, tolerance: float
+) -> None:
+    """Tensor 2 with ZeRO-2 resumes from two ranks of DeepSpeed's ZeRO-1, and steps as they do.
+
+    `tolerance` is relative to the largest number of a tensor.
+    """
+    setup = Setup(stage=1, two_groups=True, dtype=dtype)
+    theirs = on_ranks(2, deepspeed_runs.train, setup, tmp_path / "theirs")[0]
     _, folder = converted(setup, tmp_path / "theirs", tmp_path)
-    config = write_config(tmp_path / "go_on.json", corpus, section(setup))
+    config = write_config(
+        tmp_path / "go_on.json",
+        corpus,
+        section(setup),
+        training={"global_batch_size": 4},
+        optimizer={"lr": 1e-2},
+        precision={"dtype": dtype},
+    )
     overrides = [
         "parallel.tensor_model_parallel_size=2",
         "deepspeed.zero_optimization.stage=2",
@@ -128,6 +158,19 @@ def test_our_run_goes_on_from_it(tmp_path: Path, corpus: Path) -> None:
     ranks = on_ranks(2, go_on, config, overrides, tmp_path)
     arrays = read(folder)
     for state in STATES:
-        for name, values in merged([loaded[state] for loaded, _, _ in ranks]).items():
+        for name, values in merged([rank.loaded[state] for rank in ranks]).items():
             np.testing.assert_array_equal(values, arrays[name, state], f"{name} ({state})")
-    assert [rank[1:] for rank in ranks] == [(STEPS, STEPS + 1)] * 2
+    assert [(rank.optimizer_step, rank.updates) for rank in ranks] == [(STEPS, STEPS + 1)] * 2
+    assert {rank.loss_scale for rank in ranks} == {theirs.loss_scale}
+    after = {
+        (name, state): values
+        for state in STATES
+        for name, values in merged([rank.after[state] for rank in ranks]).items()
+    }
+    for state in STATES:
+        for name, values in renamed(setup, after, state).items():
+            expected = theirs.after[name, state]
+            off = tolerance * np.abs(expected).max()
+            np.testing.assert_allclose(
+                values, expected, rtol=0, atol=off, err_msg=f"{name} {state}"
+            )
