@@ -132,7 +132,7 @@ def _completed(found: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind == GPT2:
         return found | {"n_inner": found.get("n_inner") or 4 * found["n_embd"]}
     heads = found["num_attention_heads"]
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    rope = found.get("rope_scaling") or found.get("rope_parameters") or {}  # as transformers does
     return found | {
         "num_key_value_heads": found.get("num_key_value_heads") or heads,
         "head_dim": found.get("head_dim") or found["hidden_size"] // heads,

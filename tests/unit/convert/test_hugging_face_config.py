@@ -71,6 +71,7 @@ def test_every_difference_is_named(tmp_path: Path) -> None:
         ("llama", {"num_attention_heads": 0}, "num_attention_heads is 0, not a whole number"),
         ("llama", {"hidden_size": None}, "hidden_size is None, not a whole number"),
         ("llama", {"rope_scaling": [1]}, "rope_scaling is [1], no JSON object"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is linear: only"),
         ("llama", {"rope_theta": "a"}, "rope_theta is 'a', no number"),
         ("llama", {"rope_parameters": {"rope_theta": [1]}}, "rope_theta is [1], no number"),
         ("gpt2", {"n_embd": {}}, "n_embd is {}, not a whole number"),
