@@ -26,8 +26,10 @@ from tests.logits import logits_of
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 SMALL = {"num_layers": 3, "hidden_size": 32, "num_attention_heads": 4}
+SMALL_LLAMA = LLAMA | SMALL | {"num_query_groups": 2, "ffn_hidden_size": 48, "rotary_base": 5000.0}
 SECTIONS = {
-    "llama": LLAMA | SMALL | {"num_query_groups": 2, "ffn_hidden_size": 48, "rotary_base": 5000.0},
+    "llama": SMALL_LLAMA,
+    "normed llama": SMALL_LLAMA | {"qk_layernorm": True},
     "gpt": GPT | SMALL,
 }
 TOKENS = torch.arange(64).view(2, 32) * 37 % 90
@@ -44,11 +46,13 @@ def build(kind: str, tp: int, interleaved: bool) -> Any:
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
     CudaRNGStatesTracker.fork = lambda self, name="": nullcontext()
     parallel_state.initialize_model_parallel(tp, 1)
-    llama = kind == "llama"
+    llama = kind != "gpt"
     draw = partial(torch.nn.init.normal_, std=0.1)
     activation = F.silu if llama else partial(F.gelu, approximate="tanh")
+    normed = kind == "normed llama"  # query and key, head by head
     config = TransformerConfig(
         **SMALL,
+        qk_layernorm=normed,
         num_query_groups=2 if llama else 4,
         ffn_hidden_size=48 if llama else 128,
         gated_linear_unit=llama,
@@ -69,7 +73,7 @@ def build(kind: str, tp: int, interleaved: bool) -> Any:
     )
     return GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization="RMSNorm" if llama else None),
+        get_gpt_layer_local_spec(normalization="RMSNorm" if llama else None, qk_layernorm=normed),
         vocab_size=96,
         max_sequence_length=32,
         position_embedding_type="rope" if llama else "learned_absolute",
@@ -106,7 +110,7 @@ def save_and_run(kind: str, interleaved: bool, folder: Path) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("kind", "tp", "interleaved"),
-    [("llama", 1, False), ("llama", 2, True), ("gpt", 2, False)],
+    [("llama", 1, False), ("normed llama", 2, True), ("gpt", 2, False)],
 )
 def test_logits(tmp_path: Path, kind: str, tp: int, interleaved: bool) -> None:
     expected = on_ranks(tp, save_and_run, kind, interleaved, tmp_path)[0]
