@@ -45,10 +45,12 @@ class GPTDataset:
         self.seq_length = seq_length
         self.document_range = (first, last)
         self.vocab_size = vocab_size
-        self._starts = indexed.document_starts(first, last)
         try:
             self.stream = TokenStream(
-                np.diff(self._starts), seq_length=seq_length, seed=seed, shuffle=shuffle
+                indexed.document_lengths(first, last),
+                seq_length=seq_length,
+                seed=seed,
+                shuffle=shuffle,
             )
         except TooSmallError as error:
             raise TooSmallError(f"{indexed.prefix}: {error}") from error
@@ -68,7 +70,7 @@ class GPTDataset:
         tokens = np.empty(self.seq_length + 1, dtype=np.int64)
         filled = 0
         for document, offset, length in self.stream.pieces(sample):
-            start = int(self._starts[document]) + offset
+            start = self.indexed.document_start(self.document_range[0] + document) + offset
             tokens[filled : filled + length] = self.indexed.read(start, start + length)
             filled += length
         if self.vocab_size is not None and int(tokens.max()) >= self.vocab_size:

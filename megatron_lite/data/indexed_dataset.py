@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
+from megatron_lite.data.index_check import check_index
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -23,6 +24,8 @@ DTYPES: tuple[np.dtype, ...] = tuple(
     np.dtype(name).newbyteorder("<")
     for name in ("u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2")  # codes 1 … 8, Megatron's order
 )
+
+_BLOCK = 1 << 16  # documents worked on at once
 
 
 def bin_path(prefix: str | Path) -> Path:
@@ -84,7 +87,14 @@ class IndexedDataset:
             index, dtype="<i8", count=documents, offset=position
         )
         payload = _map_file(bin_path(prefix), prefix=prefix)
-        self._check(len(payload))
+        self._one_each = check_index(
+            idx_path(prefix),
+            header=HEADER.size,
+            sequences=sequences,
+            documents=documents,
+            item_size=self.dtype.itemsize,
+            payload=len(payload),
+        )
         self._tokens = np.frombuffer(payload, dtype=self.dtype)
 
     def __reduce__(self) -> tuple[type[IndexedDataset], tuple[str]]:
@@ -109,27 +119,6 @@ class IndexedDataset:
             )
         self.dtype = DTYPES[code - 1]
         return sequences, documents
-
-    def _check(self, payload_bytes: int) -> None:
-        """Refuse an index that contradicts itself or its .bin."""
-        path = idx_path(self.prefix)
-        remedy = "make the pair again with tools/preprocess_data.py"
-        if len(self.sequence_lengths) and int(self.sequence_lengths.min()) < 0:
-            raise DataError(f"{path}: a negative sequence length; {remedy}")
-        offsets = byte_offsets(self.sequence_lengths, self.dtype.itemsize)
-        if not np.array_equal(offsets[:-1], self.sequence_pointers):
-            raise DataError(f"{path}: sequence pointers don't follow the lengths; {remedy}")
-        if int(offsets[-1]) != payload_bytes:
-            raise DataError(
-                f"{bin_path(self.prefix)}: {payload_bytes} bytes, but its index speaks of "
-                f"{int(offsets[-1])}; the two files are not one pair or one is truncated: {remedy}"
-            )
-        documents = self.document_indices
-        whole = len(documents) > 0 and documents[0] == 0 and documents[-1] == len(self)
-        if not whole or bool(np.any(np.diff(documents) < 0)):
-            raise DataError(
-                f"{path}: document indices must rise from 0 to the {len(self)} sequences; {remedy}"
-            )
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -168,10 +157,26 @@ class IndexedDataset:
         """Return tokens [start, stop) of the whole file as a view, whatever the sequence cuts."""
         return self._tokens[start:stop]
 
-    def document_starts(self, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Return the token positions where documents first … last - 1 start, and the end.
+    def document_start(self, document: int) -> int:
+        """Return the token of the whole file that a document starts at; the last one's end too."""
+        sequence = int(self.document_indices[document])
+        if sequence == len(self):
+            return self.num_tokens
+        return int(self.sequence_pointers[sequence]) // self.dtype.itemsize
 
-        Shape [last - first + 1]; the differences are the lengths of the documents in tokens.
+    def document_lengths(self, first: int, last: int) -> npt.NDArray[np.integer]:
+        """Return the tokens of documents first … last - 1: integers [last - first].
+
+        A view of the mapped file where every document is one sequence, as preprocess writes them;
+        otherwise int64 in memory.
         """
-        ends = np.append(self.sequence_pointers // self.dtype.itemsize, self.num_tokens)
-        return ends[self.document_indices[first : last + 1]].astype(np.int64)
+        if self._one_each:
+            return self.sequence_lengths[first:last]
+        lengths = np.empty(last - first, dtype=np.int64)
+        for start in range(first, last, _BLOCK):
+            stop = min(start + _BLOCK, last)
+            bounds = self.document_indices[start : stop + 1]
+            sequences = self.sequence_lengths[bounds[0] : bounds[-1]]
+            ends = np.append(0, np.cumsum(sequences, dtype=np.int64))
+            lengths[start - first : stop - first] = np.diff(ends[bounds - bounds[0]])
+        return lengths

@@ -29,8 +29,7 @@ def describe(
 ) -> Iterator[str]:
     """Yield lines: header, counts, lengths, token range, and the start of `show` documents."""
     dataset = IndexedDataset(prefix)
-    starts = dataset.document_starts(0, dataset.num_documents)
-    lengths = np.diff(starts)
+    lengths = dataset.document_lengths(0, dataset.num_documents)
     yield f"prefix       {prefix}"
     yield f"format       MMIDIDX version {VERSION}, {dataset.dtype.name}"
     yield f"sequences    {len(dataset)}"
@@ -44,7 +43,7 @@ def describe(
     limits = token_range(dataset)
     yield f"token range  {f'{limits[0]} to {limits[1]}' if limits else 'no tokens'}"
     for document in range(min(show, dataset.num_documents)):
-        tokens = dataset.read(int(starts[document]), int(starts[document + 1]))
+        tokens = dataset.read(*map(dataset.document_start, (document, document + 1)))
         listed = [int(token) for token in tokens[:shown_tokens]]
         rest = f" … {len(tokens) - len(listed)} more" if len(tokens) > len(listed) else ""
         yield f"document {document}: {len(tokens)} tokens{rest and f', the first {shown_tokens}'}"
@@ -61,7 +60,7 @@ def check(prefix: str, *, tokenizer: Tokenizer | None = None) -> None:
     Refused are empty documents, negative ids and, with a tokenizer, ids outside its vocabulary.
     """
     dataset = IndexedDataset(prefix)
-    lengths = np.diff(dataset.document_starts(0, dataset.num_documents))
+    lengths = dataset.document_lengths(0, dataset.num_documents)
     empty = np.flatnonzero(lengths == 0)
     if empty.size:
         raise DataError(f"{prefix}: {empty.size} empty documents, the first is {empty[0]}")

@@ -1,7 +1,7 @@
-"""A keyed bijection of 0 … n - 1 without memory, for orders that any process can recompute.
+"""Orders that any process can recompute from a key: a bijection of 0 … n - 1 without memory.
 
-Not cryptography. Called by token_stream for document and window orders. Integer arithmetic and
-BLAKE2 only, so an order depends on no library version.
+Not cryptography. Called by token_stream for windows and by document_order for documents. Integer
+arithmetic and BLAKE2 only, so an order depends on no library version.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ Word = TypeVar("Word", int, npt.NDArray[Any])
 
 _MASK64 = (1 << 64) - 1
 _ROUNDS = 8
-_BLOCK = 1 << 15  # words worked on at once: the intermediates stay in the cache
 
 
-def _mix(word: Word, key: int) -> Word:
-    """Scramble 64-bit words (the finaliser constants of splitmix64, Steele et al. 2014)."""
+def mix(word: Word, key: int) -> Word:
+    """Scramble 64-bit words, one to one (splitmix64's finaliser constants, Steele et al. 2014)."""
     word = ((word ^ key) * 0x9E3779B97F4A7C15) & _MASK64
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK64
     return word ^ (word >> 31)
+
+
+def key_words(count: int, *key: int | str) -> list[int]:
+    """Return up to eight 64-bit numbers that belong to a key, a tuple of integers and strings."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=count * 8).digest()
+    return [int(word) for word in np.frombuffer(digest, dtype="<u8")]
 
 
 class KeyedPermutation:
@@ -43,17 +48,16 @@ class KeyedPermutation:
         self._low_bits = bits // 2
         self._low_mask = (1 << self._low_bits) - 1
         self._high_mask = (1 << (bits - self._low_bits)) - 1
-        digest = hashlib.blake2b(repr(key).encode(), digest_size=_ROUNDS * 8).digest()
-        self._round_keys = np.frombuffer(digest, dtype="<u8").tolist()
+        self._round_keys = key_words(_ROUNDS, *key)
 
-    def _pass(self, word: Word) -> Word:
+    def _pass(self, word: int) -> int:
         """Map words of the enclosing power of two onto themselves, one to one."""
         high, low = word >> self._low_bits, word & self._low_mask
         for number, key in enumerate(self._round_keys):
             if number % 2 == 0:
-                high = high ^ (_mix(low, key) & self._high_mask)
+                high = high ^ (mix(low, key) & self._high_mask)
             else:
-                low = low ^ (_mix(high, key) & self._low_mask)
+                low = low ^ (mix(high, key) & self._low_mask)
         return (high << self._low_bits) | low
 
     def __call__(self, index: int) -> int:
@@ -64,16 +68,3 @@ class KeyedPermutation:
         while value >= self.size:
             value = self._pass(value)
         return value
-
-    def all(self) -> npt.NDArray[np.int64]:
-        """Return the whole order as one int64 array [size]."""
-        order = np.empty(self.size, dtype=np.int64)
-        for start in range(0, self.size, _BLOCK):
-            stop = min(start + _BLOCK, self.size)
-            values = self._pass(np.arange(start, stop, dtype=np.uint64))
-            outside = np.flatnonzero(values >= self.size)
-            while outside.size:
-                values[outside] = self._pass(values[outside])
-                outside = outside[values[outside] >= self.size]
-            order[start:stop] = values
-        return order

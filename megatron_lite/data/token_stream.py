@@ -6,24 +6,14 @@ Window w is stream[w·s : w·s + s + 1]: neighbours share one token. Called by G
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
+from megatron_lite.data.document_order import DocumentOrder, Piece
 from megatron_lite.data.errors import TooSmallError
 from megatron_lite.data.permutation import KeyedPermutation
 
 _CACHED_EPOCHS = 2  # a window touches at most two epochs
-
-
-class Piece(NamedTuple):
-    """A run of tokens inside one document."""
-
-    document: int
-    offset: int
-    length: int
 
 
 class TokenStream:
@@ -35,8 +25,9 @@ class TokenStream:
     their epoch, but the one window that carries the previous tail comes first. Then, after any
     number of samples, how often two tokens have served as input differs by at most one.
 
-    document_lengths: integers [documents], tokens each. TooSmallError when one epoch has fewer than
-    seq_length + 1 tokens. Memory: 16 bytes a document for each of the last two epochs.
+    document_lengths: integers [documents], tokens each, kept as they are. TooSmallError when one
+    epoch has fewer than seq_length + 1 tokens. Memory: 8 bytes for 256 documents, in each of the
+    last two epochs.
     """
 
     def __init__(
@@ -47,20 +38,18 @@ class TokenStream:
         seed: int,
         shuffle: bool = True,
     ) -> None:
-        self._lengths = np.asarray(document_lengths, dtype=np.int64)
+        self._lengths = np.asarray(document_lengths)
         self.seq_length = seq_length
         self.seed = seed
         self.shuffle = shuffle
-        self.num_tokens = int(self._lengths.sum())
+        self.num_tokens = int(self._lengths.sum(dtype=np.int64))
         if self.num_tokens < seq_length + 1:
             raise TooSmallError(
                 f"too small: {self.num_tokens} tokens in {len(self._lengths)} documents, but one "
                 f"sample of seq_length {seq_length} needs {seq_length + 1}; give more data or a "
                 f"smaller seq_length"
             )
-        self._orders: OrderedDict[
-            int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], KeyedPermutation | None]
-        ] = OrderedDict()
+        self._orders: dict[int, DocumentOrder] = {}
 
     @property
     def samples_per_epoch(self) -> int:
@@ -84,48 +73,28 @@ class TokenStream:
         fixed = first + (1 if epoch else 0)  # the window that carries the previous epoch's tail
         if not self.shuffle or sample < fixed:
             return sample
-        permutation = self._order(epoch)[2]
-        assert permutation is not None  # there is a sample behind the fixed one
-        return fixed + permutation(sample - fixed)
+        windows = self.first_sample(epoch + 1) - fixed
+        return fixed + KeyedPermutation(windows, self.seed, "windows", epoch)(sample - fixed)
 
     def pieces(self, sample: int) -> list[Piece]:
         """Return the document runs of sample `sample`, together seq_length + 1 tokens."""
-        position = self.window(sample) * self.seq_length
+        epoch, position = divmod(self.window(sample) * self.seq_length, self.num_tokens)
         missing = self.seq_length + 1
         found: list[Piece] = []
         while missing:
-            epoch, local = divmod(position, self.num_tokens)
-            order, ends, _ = self._order(epoch)
-            slot = int(np.searchsorted(ends, local, side="right"))
-            while missing and slot < len(ends):
-                document, end = int(order[slot]), int(ends[slot])
-                take = min(missing, end - local)
-                if take:  # a document without tokens leaves no piece
-                    offset = local - end + int(self._lengths[document])
-                    found.append(Piece(document, offset, take))
-                local, missing, slot = local + take, missing - take, slot + 1
-            position = (epoch + 1) * self.num_tokens
+            for document, offset, length in self._order(epoch).pieces(position):
+                found.append(Piece(document, offset, min(length, missing)))
+                missing -= found[-1].length
+                if not missing:
+                    break
+            epoch, position = epoch + 1, 0
         return found
 
-    def _order(
-        self, epoch: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], KeyedPermutation | None]:
-        """Return document order, running token count and window permutation of an epoch."""
-        key = epoch if self.shuffle else 0
-        if key in self._orders:
-            self._orders.move_to_end(key)
-            return self._orders[key]
-        documents = len(self._lengths)
-        windows = self.first_sample(epoch + 1) - self.first_sample(epoch) - (1 if epoch else 0)
-        permutation = None
-        if self.shuffle:
-            order = KeyedPermutation(documents, self.seed, "documents", epoch).all()
-            if windows:
-                permutation = KeyedPermutation(windows, self.seed, "windows", epoch)
-        else:
-            order = np.arange(documents, dtype=np.int64)
-        entry = (order, np.cumsum(self._lengths[order], dtype=np.int64), permutation)
-        self._orders[key] = entry
-        if len(self._orders) > _CACHED_EPOCHS:
-            self._orders.popitem(last=False)
-        return entry
+    def _order(self, epoch: int) -> DocumentOrder:
+        """Return the order of an epoch; the last ones are kept."""
+        if epoch not in self._orders:
+            if len(self._orders) == _CACHED_EPOCHS:
+                self._orders.pop(next(iter(self._orders)))
+            key = (self.seed, "documents", epoch) if self.shuffle else ()
+            self._orders[epoch] = DocumentOrder(self._lengths, *key)
+        return self._orders[epoch]

@@ -71,12 +71,39 @@ def test_reading_outside_is_refused(tmp_path: Path) -> None:
             call()
 
 
-def test_document_starts_join_sequences(tmp_path: Path) -> None:
+def test_documents_join_sequences(tmp_path: Path) -> None:
     with IndexedDatasetBuilder(tmp_path / "d", np.int32) as builder:
+        builder.add_document([])
         builder.add_document([1, 2, 3], sequence_lengths=[1, 2])
         builder.add_document([4, 5])
         builder.finalize()
-    assert IndexedDataset(tmp_path / "d").document_starts(0, 2).tolist() == [0, 3, 5]
+    dataset = IndexedDataset(tmp_path / "d")
+    assert [dataset.document_start(document) for document in range(4)] == [0, 0, 3, 5]
+    assert dataset.document_lengths(0, 3).tolist() == [0, 3, 2]
+    assert dataset.document_lengths(1, 2).tolist() == [3]
+
+
+def test_one_sequence_a_document_is_read_from_the_file(tmp_path: Path) -> None:
+    _write(tmp_path / "d", [[1, 2], [3], [4, 5, 6]])
+    dataset = IndexedDataset(tmp_path / "d")
+    lengths = dataset.document_lengths(1, 3)
+    assert lengths.tolist() == [1, 3] and np.shares_memory(lengths, dataset.sequence_lengths)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 64])
+def test_blocks_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Checks and lengths don't depend on how much is read at once."""
+    for module in ("index_check", "indexed_dataset"):
+        monkeypatch.setattr(f"megatron_lite.data.{module}._BLOCK", block)
+    with IndexedDatasetBuilder(tmp_path / "d", np.int32) as builder:
+        for cuts in ([2, 1], [], [3], [1, 1, 1], [4]):
+            builder.add_document(np.arange(sum(cuts)), sequence_lengths=cuts)
+        builder.finalize()
+    assert IndexedDataset(tmp_path / "d").document_lengths(0, 5).tolist() == [3, 0, 3, 3, 4]
+    _write(tmp_path / "e", [[1, 2], [3], [4, 5, 6]])
+    _patch(tmp_path / "e.idx", 34 + 12 + 16, b"\x08")  # the last pointer
+    with pytest.raises(DataError, match="pointers don't follow"):
+        IndexedDataset(tmp_path / "e")
 
 
 def test_a_pickled_dataset_reads_the_same(tmp_path: Path) -> None:
