@@ -27,6 +27,7 @@ TEST_REQUIREMENTS = [
     "hypothesis==6.170.17",
     "transformers==5.24.0",
     "psutil==7.2.2",
+    "megatron-core==0.16.1",  # its reader, index builder and model judge ours
     "ruff==0.17.6",
     "mypy==2.4.1",
     "pre-commit==4.7.0",

@@ -5,9 +5,13 @@ Called when indexed_dataset opens a pair, on every rank: 10 million documents ta
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
 
@@ -25,10 +29,12 @@ def check_index(
     """
     pointers = header + 4 * sequences
     tokens = 0
-    for first in range(0, sequences, _BLOCK):
-        count = min(_BLOCK, sequences - first)
-        lengths = np.fromfile(path, "<i4", count, offset=header + 4 * first)
-        found = np.fromfile(path, "<i8", count, offset=pointers + 8 * first)
+    pairs = zip(
+        _blocks(path, "<i4", header, sequences),
+        _blocks(path, "<i8", pointers, sequences),
+        strict=True,
+    )
+    for lengths, found in pairs:
         if int(lengths.min()) < 0:
             raise DataError(f"{path}: a negative sequence length; {_REMEDY}")
         ends = tokens + np.cumsum(lengths, dtype=np.int64)
@@ -46,10 +52,8 @@ def check_index(
 def _check_documents(path: Path, offset: int, documents: int, sequences: int) -> bool:
     """Refuse document indices that don't rise from 0 to the sequences."""
     one_each, last, rising = documents == sequences + 1, 0, documents > 0
-    for first in range(0, documents, _BLOCK):
-        count = min(_BLOCK, documents - first)
-        indices = np.fromfile(path, "<i8", count, offset=offset + 8 * first)
-        if first == 0:
+    for number, indices in enumerate(_blocks(path, "<i8", offset, documents)):
+        if number == 0:
             rising = int(indices[0]) == 0
         steps = np.diff(indices, prepend=last)
         rising = rising and int(steps.min()) >= 0
@@ -60,3 +64,13 @@ def _check_documents(path: Path, offset: int, documents: int, sequences: int) ->
             f"{path}: document indices must rise from 0 to the {sequences} sequences; {_REMEDY}"
         )
     return one_each
+
+
+def _blocks(path: Path, dtype: str, offset: int, entries: int) -> Iterator[npt.NDArray[Any]]:
+    """Read an array of the file block by block: a mapping would leave all its pages resident."""
+    size = np.dtype(dtype).itemsize
+    with path.open("rb", buffering=0) as file:
+        for first in range(0, entries, _BLOCK):
+            count = min(_BLOCK, entries - first)
+            block = os.pread(file.fileno(), count * size, offset + first * size)
+            yield np.frombuffer(block, dtype, count)

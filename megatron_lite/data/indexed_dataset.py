@@ -159,7 +159,7 @@ class IndexedDataset:
 
     def document_start(self, document: int) -> int:
         """Return the token of the whole file that a document starts at; the last one's end too."""
-        sequence = int(self.document_indices[document])
+        sequence = document if self._one_each else int(self.document_indices[document])
         if sequence == len(self):
             return self.num_tokens
         return int(self.sequence_pointers[sequence]) // self.dtype.itemsize

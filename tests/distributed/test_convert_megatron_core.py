@@ -1,6 +1,6 @@
 """Megatron's own model judges: its logits, and those of ours with the weights that it saved.
 
-Skipped where megatron-core is not installed (`pip install --no-deps megatron-core==0.12.1`).
+Skipped where megatron-core is not installed (`pip install --no-deps megatron-core==0.16.1`).
 """
 
 from __future__ import annotations
