@@ -18,9 +18,10 @@ from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.build import Datasets, build_datasets
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.loader import MicroBatch, SampleSource, micro_batches
-from megatron_lite.data.sampler import evaluation_batches, training_batches
+from megatron_lite.data.sampler import evaluation_batches
 from megatron_lite.data.tokenizer import build_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
+from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.zero3_engine import Zero3Engine
@@ -86,6 +87,7 @@ def build_trainer(
         streams=streams,
     )
     loading = perf_counter() - started
+    order = TrainingOrder.of(datasets.train, start.progress, config.data.skip_samples)
     report = Reporter(
         config,
         run_dir=place.run_dir,
@@ -114,7 +116,8 @@ def build_trainer(
         engine=engine,
         executor=build_executor(config, place, engine),
         streams=streams,
-        train_batches=training_data(config, place, datasets.train, tokenizer, start.progress),
+        order=order,
+        train_batches=training_data(config, place, order, tokenizer, start.progress),
         evaluations=evaluation_data(config, place, datasets, tokenizer),
         report=report,
         progress=start.progress,
@@ -253,19 +256,19 @@ def build_executor(config: RunConfig, place: Place, engine: Engine) -> PipelineE
 def training_data(
     config: RunConfig,
     place: Place,
-    dataset: SampleSource,
+    order: TrainingOrder,
     tokenizer: Tokenizer,
     progress: Progress,
 ) -> Iterator[MicroBatch]:
     """This replica's micro-batches without end, from where the run stands."""
     data = place.groups.data
-    numbers = training_batches(
-        progress.consumed_samples - progress.data_start,
+    numbers = order.batches(
+        progress.next_sample,
         micro_batch_size=config.training.micro_batch_size,
         dp_rank=data.rank,
         dp=data.size,
     )
-    return _read(config, dataset, numbers, tokenizer)
+    return _read(config, order.dataset, numbers, tokenizer)
 
 
 def evaluation_data(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -12,17 +12,27 @@ class Progress:
     iteration: int = 0
     """Steps taken, skipped ones included."""
     consumed_samples: int = 0
+    left_out_samples: int = 0
+    """Samples that data.skip_samples left out, instead of which others were consumed."""
     data_start: int = 0
-    """Samples that were consumed when the present data began; their first sample is this one's."""
+    """Number of the first sample of the present blend, of which it is sample 0."""
+    source_samples: dict[str, int] = field(default_factory=dict)
+    """Samples that each source of the training data has given: where in it the run goes on."""
     updates: int = 0
     """Steps that changed the weights: the position of the learning-rate schedule."""
     skipped: int = 0
     nan: int = 0
     """Iterations whose loss was not finite."""
 
-    def advance(self, *, samples: int, applied: bool) -> None:
+    @property
+    def next_sample(self) -> int:
+        """Number of the next sample: those before it were consumed or left out."""
+        return self.consumed_samples + self.left_out_samples
+
+    def advance(self, *, samples: int, left_out: int = 0, applied: bool) -> None:
         """Count one step; a skipped one consumes its samples but is no update."""
         self.iteration += 1
         self.consumed_samples += samples
+        self.left_out_samples += left_out
         self.updates += applied
         self.skipped += not applied

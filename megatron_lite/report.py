@@ -21,6 +21,7 @@ from megatron_lite.monitoring.console import (
     evaluation_line,
     memory_line,
     outcome_line,
+    sources_line,
     summary_line,
     train_line,
 )
@@ -141,6 +142,7 @@ class Reporter:
             grad_norm=outcome.grad_norm,
             skipped_iterations=progress.skipped - self._seen[0],
             nan_iterations=progress.nan - self._seen[1],
+            source_samples=progress.source_samples,
         )
         self._seen = (progress.skipped, progress.nan)
         self._losses.append(loss)
@@ -149,6 +151,8 @@ class Reporter:
         kind: Literal["cuda", "cpu"] = "cuda" if self._device.type == "cuda" else "cpu"
         peak, peak_rank = largest(peak_memory_bytes(kind), self._device)
         self._echo(train_line(row, train_iters=self._total))
+        if len(row.source_samples) > 1:
+            self._echo(sources_line(row))
         if not self._peak:  # once is enough: the summary has the peak of the whole run
             self._echo(
                 memory_line(

@@ -28,6 +28,7 @@ from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.checkpoint.scan import uncovered
 from megatron_lite.config.resuming import data_differ
 from megatron_lite.config.schema import CheckpointConfig, RunConfig
+from megatron_lite.data.training_order import carry_on, training_blend
 from megatron_lite.engine.interface import Engine
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.random import RngStreams
@@ -68,7 +69,8 @@ def restore(
 ) -> Start:
     """Load the configured checkpoint from `root`; `resolved` is the config as plain values.
 
-    CheckpointError on every rank where any rank can't load.
+    CheckpointError on every rank where any rank can't load; DataError where other data leave no
+    place to go on from.
     """
     if root is None:
         return Start(Progress(), [" starting from initial weights |"])
@@ -174,12 +176,17 @@ def _finetune(found: _Found) -> Start:
 
 
 def _go_on(config: RunConfig, resolved: Mapping[str, Any], found: _Found) -> Start:
-    """The checkpoint's position, in other data from their beginning if that is asked for."""
+    """The checkpoint's position, in other data as checkpoint.changed_data says."""
     progress = Progress(**found.manifest.progress)
     start = Start(progress, [f" loaded {found.folder} | iteration {progress.iteration} |"])
-    if config.checkpoint.changed_data == "restart" and data_differ(found.config, resolved):
-        progress.data_start = progress.consumed_samples
+    if not data_differ(found.config, resolved):
+        return start
+    if config.checkpoint.changed_data == "restart":
+        progress.data_start, progress.source_samples = progress.next_sample, {}
         start.lines.append(" other data: read from their beginning |")
+    else:
+        blends = (training_blend(tree["data"]) for tree in (found.config, resolved))
+        start.lines += carry_on(progress, *blends)
     return start
 
 

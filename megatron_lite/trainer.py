@@ -16,6 +16,7 @@ from megatron_lite.checkpoint.save import Snapshot
 from megatron_lite.config.batch import global_batch_size_at, num_microbatches, train_iters
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.loader import MicroBatch
+from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
 from megatron_lite.monitoring.timers import StepTimer
@@ -49,6 +50,8 @@ class Trainer:
     engine: Engine
     executor: PipelineExecutor
     streams: RngStreams
+    order: TrainingOrder
+    """Which samples those batches are."""
     train_batches: Iterator[MicroBatch]
     evaluations: Mapping[Part, Callable[[], Iterator[MicroBatch]]]
     """This rank's micro-batches of a part, anew at each call; every rank gets the same number."""
@@ -107,7 +110,7 @@ class Trainer:
         self.engine.begin_step(count, diagnose=incurable and self._last_chance())
         losses, tokens = self._run(self.config.parallel.pipeline_schedule, batches)
         outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
-        progress.advance(samples=batch, applied=outcome.applied)
+        self._advance(batch, outcome)
         self.timer.step_done()
         logged = self._due(self.config.logging.log_interval) or progress.iteration == total
         if logged or not outcome.applied:
@@ -116,6 +119,14 @@ class Trainer:
         if logged:
             self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
         self._stop_if_incurable(outcome, incurable)
+
+    def _advance(self, batch: int, outcome: StepOutcome) -> None:
+        """Count the step of a global batch, and where in the data the run stands now."""
+        progress, before = self.progress, self.progress.next_sample
+        left_out = self.order.after(before, batch) - before - batch
+        progress.advance(samples=batch, left_out=left_out, applied=outcome.applied)
+        # A source that is not in the present blend keeps its place.
+        progress.source_samples = progress.source_samples | self.order.taken(progress.next_sample)
 
     def _run(self, schedule: str, batches: list[MicroBatch]) -> tuple[list[Tensor], Tensor]:
         """Run a schedule; returns the loss sums (on the last stage) and all replicas' tokens."""

@@ -39,6 +39,8 @@ def describe(folder: Path, manifest: Manifest) -> Iterator[str]:
     yield f"format      version {manifest.format_version}"
     yield f"step        {manifest.step}"
     yield f"samples     {progress['consumed_samples']}"
+    for source, count in progress.get("source_samples", {}).items():
+        yield f"            {count} of {source}"
     yield f"updates     {progress['updates']} ({progress['skipped']} steps skipped)"
     yield f"saved from  {manifest.saved_from}"
     yield f"states      {', '.join(manifest.states)} ({manifest.dtype})"

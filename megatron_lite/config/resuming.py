@@ -25,7 +25,7 @@ _ORDER = ("training.seed", "model.seq_length")
 """What decides, beside the data section, which sample comes when."""
 _NO_ORDER = (
     "data.num_workers",
-    "data.data_cache_path",
+    "data.skip_samples",  # holds from where the run stands
     "data.valid_data_path",
     "data.test_data_path",
     "data.eod_mask_loss",
@@ -123,8 +123,8 @@ def _refused(saved: SavedRun, loaded: LoadedConfig) -> list[Problem]:
             problems.append(Problem(path, value, f"{held}: another model", nearest, origin))
         elif _is_order(path) and checkpoint.changed_data == "stop":
             nearest = (
-                'set checkpoint.changed_data to "continue" if the samples are the same ones, or to '
-                '"restart" to read these from their beginning'
+                'set checkpoint.changed_data to "continue" to go on where each source stands, or '
+                'to "restart" to read these from their beginning'
             )
             problems.append(Problem(path, value, f"{held}: other data", nearest, origin))
     return problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -79,18 +79,53 @@ class Blend:
                 node, sample = node.right, sample - before
         return node, sample
 
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first `samples` samples each source gives."""
+        counts = [0] * len(self.weights)
+        parts = [(self._root, samples)]
+        while parts:
+            node, share = parts.pop()
+            if isinstance(node, _Split):
+                left = node.left_count(share)
+                parts += [(node.left, left), (node.right, share - left)]
+            else:
+                counts[node] = share
+        return counts
+
+
+def source_names(prefixes: Sequence[str]) -> list[str]:
+    """Return a name for each source: its prefix, with a number where that comes again.
+
+    >>> source_names(["code", "prose", "code"])
+    ['code', 'prose', 'code #2']
+    """
+    found: list[str] = []
+    for position, prefix in enumerate(prefixes):
+        times = prefixes[:position].count(prefix)
+        found.append(f"{prefix} #{times + 1}" if times else prefix)
+    return found
+
 
 class BlendedDataset:
     """`dataset[k]` comes from the source that the blend names; see `Blend` for the bounds.
 
-    All sources share one seq_length. ValueError when the numbers of sources and weights differ.
+    All sources share one seq_length. `given` counts the samples that each source gave before sample
+    0, null: none. ValueError when the numbers of sources and weights differ.
     """
 
-    def __init__(self, datasets: Sequence[GPTDataset], weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[GPTDataset],
+        weights: Sequence[float],
+        given: Sequence[int] | None = None,
+    ) -> None:
         if len(datasets) != len(weights):
             raise ValueError(f"{len(datasets)} sources but {len(weights)} weights")
         self.blend = Blend(weights)
+        self._weights = list(weights)
         self.datasets = list(datasets)
+        self.names = source_names([dataset.indexed.prefix for dataset in datasets])
+        self._given = list(given or [0] * len(datasets))
         self.seq_length = datasets[0].seq_length
         if any(dataset.seq_length != self.seq_length for dataset in datasets):
             raise ValueError("the sources of a blend must have the same seq_length")
@@ -112,5 +147,24 @@ class BlendedDataset:
 
     def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
         """Return int64 tokens [seq_length + 1] of blended sample `sample`."""
-        source, number = self.blend.locate(sample)
+        source, number = self.locate(sample)
         return self.datasets[source][number]
+
+    def locate(self, sample: int) -> tuple[int, int]:
+        """Return (source, sample number inside it) of a blended sample number."""
+        source, number = self.blend.locate(sample)
+        return source, self._given[source] + number
+
+    def taken(self, samples: int) -> dict[str, int]:
+        """Return by name the samples that each source has given before blended sample `samples`."""
+        pairs = zip(self._given, self.blend.counts(samples), strict=True)
+        return dict(zip(self.names, map(sum, pairs), strict=True))
+
+    def going_on(self, samples: int, taken: Mapping[str, int]) -> BlendedDataset:
+        """Return the same blend in which before sample `samples` each source has given `taken`.
+
+        A source that is not named has given nothing.
+        """
+        counts = self.blend.counts(samples)
+        given = [taken.get(name, 0) - count for name, count in zip(self.names, counts, strict=True)]
+        return BlendedDataset(self.datasets, self._weights, given)

@@ -40,9 +40,9 @@ class DataSection(Protocol):
 class Datasets:
     """The three parts; a part that was not required and can't be built is None."""
 
-    train: GPTDataset | BlendedDataset
-    valid: GPTDataset | BlendedDataset | None
-    test: GPTDataset | BlendedDataset | None
+    train: BlendedDataset
+    valid: BlendedDataset | None
+    test: BlendedDataset | None
 
 
 def document_ranges(split: str, num_documents: int) -> list[tuple[int, int]]:
@@ -90,7 +90,7 @@ def build_datasets(
             vocab_size=vocab_size,
         )
 
-    def part(name: str) -> GPTDataset | BlendedDataset | None:
+    def part(name: str) -> BlendedDataset | None:
         try:
             blend = _blend(data, name)
             sources = [source(name, prefix) for _, prefix in blend]
@@ -100,9 +100,7 @@ def build_datasets(
             return None
         except DataError as error:
             raise DataError(f"{name} part: {error}") from error
-        if len(sources) < 2:
-            return sources[0] if sources else None
-        return BlendedDataset(sources, [weight for weight, _ in blend])
+        return BlendedDataset(sources, [weight for weight, _ in blend]) if sources else None
 
     parts = {name: part(name) for name in PARTS}
     for name in sorted(needed):

@@ -1,12 +1,16 @@
 """Which sample numbers a data-parallel rank reads, in which order: pure integers, no state.
 
-`consumed_samples` is the whole position of a run. Called by the trainer; the loader reads what is
-named here.
+The number of the next sample is the whole position of a run. Called by training_order and the
+composition root; the loader reads what is named here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+Ranges = Sequence[tuple[int, int]]
+"""Sample numbers [first, last) that are left out."""
 
 
 def _check(micro_batch_size: int, dp_rank: int, dp: int) -> None:
@@ -14,28 +18,56 @@ def _check(micro_batch_size: int, dp_rank: int, dp: int) -> None:
         raise ValueError(f"micro_batch_size {micro_batch_size}, rank {dp_rank} of {dp}")
 
 
-def training_batches(
-    consumed_samples: int, *, micro_batch_size: int, dp_rank: int, dp: int
-) -> Iterator[list[int]]:
-    """Yield the micro-batches of one rank without end, from `consumed_samples` on.
+def joined(ranges: Ranges) -> list[tuple[int, int]]:
+    """Return the same numbers as ranges that rise and don't touch.
 
-    Micro-batch i of rank r is the micro_batch_size numbers from consumed + (i · dp + r) ·
-    micro_batch_size. A global batch is therefore the same set for every dp and micro-batch size.
+    >>> joined([(7, 9), (2, 4), (3, 5), (9, 9)])
+    [(2, 5), (7, 9)]
+    """
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        elif first < last:
+            found.append((first, last))
+    return found
+
+
+def kept(start: int, index: int, skip: Ranges = ()) -> int:
+    """Return the number that comes `index` places after the first one from `start` on.
+
+    `skip` is as `joined` returns it; numbers in it have no place.
+
+    >>> [kept(3, index, [(2, 5), (7, 9)]) for index in range(4)]
+    [5, 6, 9, 10]
+    """
+    number = start + index
+    for first, last in skip:
+        if last > start:
+            if number < first:
+                break
+            number += last - max(first, start)
+    return number
+
+
+def training_batches(
+    start: int, *, micro_batch_size: int, dp_rank: int, dp: int, skip: Ranges = ()
+) -> Iterator[list[int]]:
+    """Yield the micro-batches of one rank without end, from number `start` on.
+
+    Without `skip`, micro-batch i of rank r is the micro_batch_size numbers from start +
+    (i · dp + r) · micro_batch_size; with it, the numbers in that place among those that are kept. A
+    global batch is therefore the same set for every dp and micro-batch size.
 
     >>> batches = training_batches(8, micro_batch_size=2, dp_rank=1, dp=2)
     >>> [next(batches), next(batches)]
     [[10, 11], [14, 15]]
     """
     _check(micro_batch_size, dp_rank, dp)
-    if consumed_samples < 0:
-        raise ValueError(f"consumed_samples {consumed_samples}")
-    return _endless(consumed_samples + dp_rank * micro_batch_size, micro_batch_size, dp)
-
-
-def _endless(start: int, micro_batch_size: int, dp: int) -> Iterator[list[int]]:
-    while True:
-        yield list(range(start, start + micro_batch_size))
-        start += micro_batch_size * dp
+    if start < 0:
+        raise ValueError(f"sample number {start}")
+    places = count(dp_rank * micro_batch_size, dp * micro_batch_size)
+    return ([kept(start, place + row, skip) for row in range(micro_batch_size)] for place in places)
 
 
 def evaluation_batches(

@@ -32,6 +32,12 @@ def train_line(row: StepMetrics, *, train_iters: int) -> str:
     return _line(parts)
 
 
+def sources_line(row: StepMetrics) -> str:
+    """How many samples each source of the training data has given."""
+    counts = [f"{name}: {count}" for name, count in row.source_samples.items()]
+    return _line([f"samples of each source at iteration {row.iteration}", *counts])
+
+
 def evaluation_line(row: EvaluationMetrics) -> str:
     """The line of a validation or test; the perplexity's loss is capped (metrics.perplexity)."""
     name = {"valid": "validation", "test": "test"}[row.event]

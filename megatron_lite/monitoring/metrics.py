@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -26,6 +26,7 @@ class StepMetrics:
     CPU). `lm_loss` is the mean over the unmasked tokens of the last global batch; NaN when that
     step had no finite loss. `loss_scale` is 1.0 without fp16. `grad_norm` is that before clipping,
     None where it was not computed. The last two count iterations since the previous row.
+    `source_samples` counts for each source of the training data the samples that it has given.
     """
 
     iteration: int
@@ -41,6 +42,7 @@ class StepMetrics:
     grad_norm: float | None
     skipped_iterations: int
     nan_iterations: int
+    source_samples: dict[str, int] = field(default_factory=dict)
     event: Literal["train"] = "train"
 
 

@@ -222,6 +222,7 @@ DATA = {
         "test",
         (*OWN_PATHS, "data.valid_data_path=CORPUS", f"training.{EVALUATE}"),
     ),
+    "skip_samples": Probe("data.skip_samples=[[2, 5]]", "losses"),
     "num_workers": f"{LAUNCH}::test_b51_a_killed_launcher_takes_its_ranks_along",
     "tokenizer_type": Probe(
         "data.tokenizer_type=ByteTokenizer",  # whose end of document is another id

@@ -54,5 +54,6 @@ class CheckpointConfig(Section):
     missing keeps its initial weights. Shapes must agree in any case."""
 
     changed_data: Literal["stop", "continue", "restart"] = "stop"
-    """What to do where the data or the seed are not the checkpoint's. continue: keep the position,
-    for the same data in another place. restart: read the new data from their beginning."""
+    """What to do where the data or the seed are not the checkpoint's. continue: go on where each
+    source stands, for the same data in another place or by other weights; a new source begins.
+    restart: read all from their beginning."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from megatron_lite.config.blend import parse_blend
@@ -32,6 +32,16 @@ DataPath = Annotated[
     str | tuple[float | str, ...],
     BeforeValidator(_blend, json_schema_input_type=str | tuple[float | str, ...]),
 ]
+
+
+def _sample_range(value: tuple[int, int]) -> tuple[int, int]:
+    if value[0] >= value[1]:
+        rule = "must be [first, last] with first below last, which is not left out itself"
+        raise PydanticCustomError("range", "{rule}", {"rule": rule})
+    return value
+
+
+SampleRange = Annotated[tuple[Whole, Whole], AfterValidator(_sample_range)]
 Split = Annotated[str, BeforeValidator(_split, json_schema_input_type=str)]
 
 TokenizerType = Literal[
@@ -59,6 +69,11 @@ class DataConfig(Section):
 
     test_data_path: DataPath | None = None
     """Test corpus or blend, beside train_data_path. null: none."""
+
+    skip_samples: tuple[SampleRange, ...] = ()
+    """[[first, last], ...]: training samples first to last - 1, by their number in the run, are
+    left out and the next ones read instead; ranges that the run has passed do nothing.
+    `tools/inspect_data.py --which-documents` names the numbers of an iteration."""
 
     num_workers: Whole = 0
     """Processes that read batches ahead. 0: the training process reads them itself."""

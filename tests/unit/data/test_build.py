@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_lite.data.blended import BlendedDataset
 from megatron_lite.data.build import build_datasets, document_ranges
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.gpt_dataset import GPTDataset
 from megatron_lite.data.indexed_dataset import IndexedDataset
 
 WriteDocuments = Callable[..., IndexedDataset]
@@ -57,7 +55,7 @@ def test_b11_bad_splits_are_refused(split: str) -> None:
 def test_b11_an_empty_part_fails_only_when_required(write_documents: WriteDocuments) -> None:
     prefix = write_documents([range(50)] * 10).prefix
     datasets = build_datasets(Section(prefix), seq_length=8, seed=0)
-    assert isinstance(datasets.train, GPTDataset)
+    assert datasets.train.samples_per_epoch == 62
     assert datasets.valid is None and datasets.test is None
     with pytest.raises(DataError, match=r"valid part: .*corpus: too small: 0 tokens in 0 doc"):
         build_datasets(Section(prefix), seq_length=8, seed=0, required=("train", "valid"))
@@ -98,7 +96,6 @@ def test_a_blend_leaves_out_zero_weights(write_documents: WriteDocuments) -> Non
         seq_length=8,
         seed=0,
     )
-    assert isinstance(datasets.train, BlendedDataset)
     assert datasets.train.blend.weights == [0.25, 0.75]
 
 

@@ -36,6 +36,7 @@ def step_metrics(**changes: Any) -> StepMetrics:
         "grad_norm": 1.234,
         "skipped_iterations": 0,
         "nan_iterations": 0,
+        "source_samples": {"code": 96, "prose": 224},
     }
     return StepMetrics(**{**facts, **changes})
 
@@ -67,7 +68,9 @@ def test_train_rows_have_exactly_the_promised_keys() -> None:
         "grad_norm",
         "skipped_iterations",
         "nan_iterations",
+        "source_samples",
     ]
+    assert row["source_samples"] == {"code": 96, "prose": 224}
     assert row["event"] == "train"
     assert row["mfu"] is None
 
