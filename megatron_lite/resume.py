@@ -26,9 +26,8 @@ from megatron_lite.checkpoint.load import (
 )
 from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.checkpoint.scan import uncovered
-from megatron_lite.config.resuming import data_differ
 from megatron_lite.config.schema import CheckpointConfig, RunConfig
-from megatron_lite.data.training_order import carry_on, training_blend
+from megatron_lite.data.training_order import in_other_data
 from megatron_lite.engine.interface import Engine
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.random import RngStreams
@@ -179,14 +178,8 @@ def _go_on(config: RunConfig, resolved: Mapping[str, Any], found: _Found) -> Sta
     """The checkpoint's position, in other data as checkpoint.changed_data says."""
     progress = Progress(**found.manifest.progress)
     start = Start(progress, [f" loaded {found.folder} | iteration {progress.iteration} |"])
-    if not data_differ(found.config, resolved):
-        return start
-    if config.checkpoint.changed_data == "restart":
-        progress.data_start, progress.source_samples = progress.next_sample, {}
-        start.lines.append(" other data: read from their beginning |")
-    else:
-        blends = (training_blend(tree["data"]) for tree in (found.config, resolved))
-        start.lines += carry_on(progress, *blends)
+    choice = config.checkpoint.changed_data
+    start.lines += in_other_data(progress, found.config, resolved, choice)
     return start
 
 

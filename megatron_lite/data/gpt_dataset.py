@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megatron_lite.data.document_order import Piece
 from megatron_lite.data.errors import DataError, TooSmallError
 from megatron_lite.data.indexed_dataset import IndexedDataset
 from megatron_lite.data.token_stream import TokenStream
@@ -65,12 +66,17 @@ class GPTDataset:
         """Tokens in the documents of the range."""
         return self.stream.num_tokens
 
+    def pieces(self, sample: int) -> list[Piece]:
+        """Return where the tokens of a sample lie; documents by their number in the file."""
+        first = self.document_range[0]
+        return [Piece(first + document, *run) for document, *run in self.stream.pieces(sample)]
+
     def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
         """Return sample number `sample`; IndexError when negative."""
         tokens = np.empty(self.seq_length + 1, dtype=np.int64)
         filled = 0
-        for document, offset, length in self.stream.pieces(sample):
-            start = self.indexed.document_start(self.document_range[0] + document) + offset
+        for document, offset, length in self.pieces(sample):
+            start = self.indexed.document_start(document) + offset
             tokens[filled : filled + length] = self.indexed.read(start, start + length)
             filled += length
         if self.vocab_size is not None and int(tokens.max()) >= self.vocab_size:

@@ -157,6 +157,17 @@ class IndexedDataset:
         """Return tokens [start, stop) of the whole file as a view, whatever the sequence cuts."""
         return self._tokens[start:stop]
 
+    def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the tokens at positions of the whole file."""
+        return self._tokens[positions]
+
+    def document_at(self, position: int) -> int:
+        """Return the document that holds a token of the whole file."""
+        sequence = np.searchsorted(
+            self.sequence_pointers, position * self.dtype.itemsize, side="right"
+        )
+        return int(np.searchsorted(self.document_indices, sequence - 1, side="right")) - 1
+
     def document_start(self, document: int) -> int:
         """Return the token of the whole file that a document starts at; the last one's end too."""
         sequence = document if self._one_each else int(self.document_indices[document])

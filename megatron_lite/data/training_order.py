@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from megatron_lite.config.blend import parse_blend
+from megatron_lite.config.resuming import data_differ
 from megatron_lite.data.blended import Blend, BlendedDataset, source_names
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.sampler import Ranges, joined, kept, training_batches
@@ -63,6 +64,22 @@ class TrainingOrder:
     def taken(self, number: int) -> dict[str, int]:
         """Return by name the samples that each source has given before number `number`."""
         return self.dataset.taken(number - self.data_start)
+
+
+def in_other_data(
+    position: Position, saved: Mapping[str, Any], now: Mapping[str, Any], choice: str
+) -> list[str]:
+    """Adapt a checkpoint's position to the data of another config; say what was done.
+
+    `saved` and `now` are resolved configs, `choice` is checkpoint.changed_data. DataError as in
+    `carry_on`.
+    """
+    if not data_differ(saved, now):
+        return []
+    if choice == "restart":
+        position.data_start, position.source_samples = position.next_sample, {}
+        return [" other data: read from their beginning |"]
+    return carry_on(position, *(training_blend(config["data"]) for config in (saved, now)))
 
 
 def training_blend(data: Mapping[str, Any]) -> tuple[tuple[float, str], ...]:

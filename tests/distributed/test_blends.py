@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from megatron_lite.data.gpt_dataset import GPTDataset
 from megatron_lite.data.indexed_dataset import IndexedDataset
 from megatron_lite.report import Reporter
 from tests.distributed.models import write_corpus
+from tests.distributed.processes import ROOT
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import make_trainer
 from tests.distributed.small import rows, small_config
@@ -78,3 +82,30 @@ def test_weights_may_change_and_ranges_be_left_out(prefixes: list[str], tmp_path
     for rank, (seen, _) in enumerate(parts):
         mine = expected[rank::2]
         np.testing.assert_array_equal(np.concatenate(seen), np.stack(mine))
+    told = named_by_the_tool(config, again, tmp_path / "checkpoints", 5)
+    for rank, (seen, _) in enumerate(parts):
+        np.testing.assert_array_equal(told[2 * rank : 2 * rank + 2], np.concatenate(seen[2:4]))
+
+
+def named_by_the_tool(
+    config: Path, overrides: list[str], checkpoints: Path, iteration: int
+) -> np.ndarray:
+    """The inputs that `inspect_data.py --which-documents` names, by replica [samples, s]."""
+    command = [sys.executable, "tools/inspect_data.py", "--which-documents", str(config)]
+    command += ["--iteration", str(iteration), "--load", str(checkpoints)]
+    for override in [*overrides, "launch.gpus_per_node=2"]:
+        command += ["--set", override]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "goes on behind so many samples" in done.stdout
+    assert "iteration 5: samples 20 to 23 of the run\n" in done.stdout
+    assert '"skip_samples": [[20, 24]]' in done.stdout
+    found: list[list[int]] = []
+    for line in done.stdout.splitlines():
+        if sample := re.fullmatch(r"  sample \d+: number \d+ of (.+)", line):
+            dataset = IndexedDataset(sample[1])
+            found.append([])
+        elif run := re.fullmatch(r"    document (\d+), tokens (\d+) to (\d+)", line):
+            document, first, last = map(int, run.groups())
+            found[-1] += dataset[document][first : last + 1].tolist()
+    return np.array(found)[:, :-1]

@@ -55,7 +55,7 @@ PURE = (
 """Modules that must load where torch is not installed."""
 DEEPSPEED = ("engine.deepspeed_setup",)
 ENVIRONMENT = ("train", "session")
-TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "convert", "sharding", *PURE)
+TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "convert", "sharding", "progress", *PURE)
 LONGEST_FILE = 400
 
 

@@ -11,8 +11,8 @@ import pytest
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.indexed_builder import IndexedDatasetBuilder
 from megatron_lite.data.indexed_dataset import IndexedDataset
-from megatron_lite.data.inspection import check, describe
-from megatron_lite.data.tokenizer import ByteTokenizer
+from megatron_lite.data.inspection import check, describe, differences, scan
+from megatron_lite.data.tokenizer import ByteTokenizer, NullTokenizer
 
 WriteDocuments = Callable[..., IndexedDataset]
 
@@ -35,11 +35,48 @@ def test_an_empty_file_is_described(tmp_path: Path) -> None:
     assert "token range  no tokens" in list(describe(str(tmp_path / "e")))
 
 
+def test_documents_and_their_ends_are_counted(write_documents: WriteDocuments) -> None:
+    prefix = write_documents([[5, 9], [9, 9], [], [1, 2], [9]]).prefix
+    for tokenizer, name in ((None, "commonest last token"), (NullTokenizer(10), "end of document")):
+        text = "\n".join(describe(prefix, tokenizer=tokenizer))
+        assert f"9 ({name}) ends 3 of 5 documents and comes 1 times elsewhere" in text
+
+
+@pytest.mark.parametrize(("tokens", "documents"), [(1, 1), (3, 2), (100, 100)])
+def test_blocks_join(
+    write_documents: WriteDocuments, monkeypatch: pytest.MonkeyPatch, tokens: int, documents: int
+) -> None:
+    monkeypatch.setattr("megatron_lite.data.inspection._BLOCK", tokens)
+    monkeypatch.setattr("megatron_lite.data.inspection._DOCUMENTS", documents)
+    dataset = write_documents([[3, 1], [], [4, 1], [5], [], [9, 2, 1]])
+    found = scan(dataset)
+    assert (found.lowest, found.highest, found.empties, found.empty) == (1, 9, 2, [1])
+    assert found.last_tokens == {1: 3, 5: 1} and found.end == 1 and found.occurrences == 3
+    changed = write_documents([[3, 1], [], [4, 1], [5], [], [9, 7, 1]], name="changed")
+    assert list(differences(dataset.prefix, changed.prefix)) == ["token 1 of document 5: 2, 7"]
+
+
+def test_what_differs_is_named(write_documents: WriteDocuments) -> None:
+    one = write_documents([[1, 2], [3]], dtype=np.uint16).prefix
+    assert list(differences(one, one)) == []
+    wide = write_documents([[1, 2], [3]], name="wide").prefix
+    assert list(differences(one, wide)) == ["stored as uint16, int32"]
+    longer = write_documents([[1], [2, 3], [4]], name="longer", dtype=np.uint16).prefix
+    assert list(differences(one, longer)) == [
+        "documents: 2, 3",
+        "tokens: 3, 4",
+        "document 0: 2 tokens, 1",
+    ]
+
+
 def test_checks(write_documents: WriteDocuments) -> None:
-    check(write_documents([[1, 2]]).prefix, tokenizer=ByteTokenizer())
+    check(write_documents([[1, 2]]).prefix, vocab_size=3)
+    with pytest.raises(DataError, match=r"1 of 3 documents do not end in the .* token 7"):
+        check(write_documents([[1, 7], [2], [7]], name="unended").prefix, eod=7)
+    check(write_documents([[1, 7], [2], [3]], name="chance").prefix, eod=7)
     with pytest.raises(DataError, match="1 empty documents, the first is 1"):
         check(write_documents([[1], [], [2]], name="empty").prefix)
     with pytest.raises(DataError, match="negative token id -4"):
         check(write_documents([[1], [-4]], name="negative").prefix)
-    with pytest.raises(DataError, match="token id 300, but ByteTokenizer has 257"):
-        check(write_documents([[300]], name="large").prefix, tokenizer=ByteTokenizer())
+    with pytest.raises(DataError, match="token id 300, but the vocabulary has 257 ids"):
+        check(write_documents([[300]], name="large").prefix, vocab_size=257)

@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from megatron_lite.data.indexed_builder import IndexedDatasetBuilder
+
 REPOSITORY = Path(__file__).resolve().parents[3]
-TOOLS = ("make_corpus", "train_tokenizer", "preprocess_data", "inspect_data")
+TOOLS = ("make_corpus", "train_tokenizer", "preprocess_data", "merge_datasets", "inspect_data")
 
 
 def _command(tool: str, *arguments: object) -> list[str]:
@@ -73,6 +75,36 @@ def test_from_text_to_inspection(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "'hello'" in shown.stdout and "'world'" in shown.stdout
     assert "token range  100 to 256" in shown.stdout and "passed" in shown.stdout
+
+
+def test_merging_and_comparing(tmp_path: Path) -> None:
+    for name, tokens in (("a", [1, 2]), ("b", [3])):
+        with IndexedDatasetBuilder(tmp_path / "in" / name, "<u2") as builder:
+            builder.add_document(tokens)
+            builder.finalize()
+    merged = _run("merge_datasets", "--input", tmp_path / "in", "--output-prefix", tmp_path / "c")
+    assert merged.returncode == 0, merged.stderr
+    assert f"{tmp_path}/c: 2 documents, 3 tokens (uint16) of 2 pairs" in merged.stdout
+    one = _run("inspect_data", tmp_path / "c", "--diff", tmp_path / "in/a", "--check")
+    assert one.returncode == 1 and "documents: 2, 1" in one.stderr
+    same = _run("inspect_data", tmp_path / "c", "--diff", tmp_path / "c", "--vocab-size", 4)
+    assert same.returncode == 0 and f"equal to {tmp_path}/c" in same.stdout
+    small = _run("inspect_data", tmp_path / "c", "--check", "--vocab-size", 3)
+    assert small.returncode == 2 and "token id 3, but the vocabulary has 3" in small.stderr
+
+
+def test_a_faulty_question_about_an_iteration_is_told(tmp_path: Path) -> None:
+    config = tmp_path / "run.json"
+    config.write_text("{}")
+    for arguments, told in (
+        ((), "give a prefix, or --which-documents"),
+        (("--which-documents", config), "needs --iteration N"),
+        (("--which-documents", config, "--iteration", 2), "is required"),
+        (("--which-documents", config, "--iteration", 2, "--load", tmp_path), "no checkpoint bef"),
+    ):
+        refused = _run("inspect_data", *arguments)
+        assert refused.returncode == 2 and told in refused.stderr
+        assert "Traceback" not in refused.stderr
 
 
 def test_train_tokenizer_is_quiet(tmp_path: Path) -> None:

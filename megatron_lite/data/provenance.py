@@ -1,0 +1,62 @@
+"""Which documents an iteration of a run was made of, for a person who looks for a bad one.
+
+Counts from a position that the caller knows, as the trainer would; reads no token. Called by
+tools/inspect_data.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from megatron_lite.config.batch import global_batch_size_at, num_microbatches
+from megatron_lite.config.schema import RunConfig
+from megatron_lite.data.build import build_datasets
+from megatron_lite.data.errors import DataError
+from megatron_lite.data.training_order import TrainingOrder
+from megatron_lite.progress import Progress
+
+
+def which_documents(
+    config: RunConfig, progress: Progress, *, iteration: int, dp: int
+) -> Iterator[str]:
+    """Yield lines on each micro-batch of an iteration, on each of `dp` replicas.
+
+    `progress` is where the run stood at any time before the iteration; it is moved there. DataError
+    for an iteration that was over then, and where the data can't be opened.
+    """
+    if iteration <= progress.iteration:
+        raise DataError(f"iteration {iteration} does not come after {progress.iteration}")
+    training = config.training
+    dataset = build_datasets(
+        config.data, seq_length=config.model.seq_length, seed=training.seed
+    ).train
+    order = TrainingOrder.of(dataset, progress, config.data.skip_samples)
+    while True:
+        batch, start = (
+            global_batch_size_at(training, progress.consumed_samples),
+            progress.next_sample,
+        )
+        end = order.after(start, batch)
+        if progress.iteration + 1 == iteration:
+            break
+        progress.advance(samples=batch, left_out=end - start - batch, applied=True)
+    yield f"iteration {iteration}: samples {start} to {end - 1} of the run"
+    yield f'without them: "skip_samples": [[{start}, {end}]] in the section data'
+    count = num_microbatches(batch, training.micro_batch_size, dp)
+    ranks = [
+        order.batches(start, micro_batch_size=training.micro_batch_size, dp_rank=rank, dp=dp)
+        for rank in range(dp)
+    ]
+    for rank, batches in enumerate(ranks):
+        for number, samples in enumerate(islice(batches, count)):
+            yield f"replica {rank}, micro-batch {number}"
+            for sample in samples:
+                yield from _sample(order, sample)
+
+
+def _sample(order: TrainingOrder, sample: int) -> Iterator[str]:
+    source, number = order.dataset.locate(sample)
+    yield f"  sample {order.data_start + sample}: number {number} of {order.dataset.names[source]}"
+    for document, offset, length in order.dataset.datasets[source].pieces(number):
+        yield f"    document {document}, tokens {offset} to {offset + length - 1}"
