@@ -76,6 +76,19 @@ def test_b59_faulty_entry_of_a_list_is_pointed_at(problems) -> None:
     assert "must be a whole number" in found["training.rampup_batch_size[1]"].rule
 
 
+@pytest.mark.parametrize(
+    ("ranges", "rule"),
+    [
+        ([[0, 1], [3, 3]], "must be [first, last] with first below last"),
+        ([[0, 1], [3]], "has the wrong number of entries"),
+        ([[0, 1], 3], "must be a list, not a number"),
+        ([[0, 1], [2, "3"]], "must be a whole number, not text"),
+    ],
+)
+def test_faulty_ranges_of_samples_are_pointed_at(problems, ranges, rule) -> None:
+    assert rule in problems({"data": {"skip_samples": ranges}})["data.skip_samples[1]"].rule
+
+
 def test_b59_fp16_and_bf16_at_once(problems) -> None:
     found = problems({"precision": {"fp16": True, "bf16": True}})
     assert {"precision.fp16", "precision.bf16"} <= set(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -123,6 +125,18 @@ def test_b02_sixty_thousand_epochs_need_no_memory() -> None:
         assert sum(piece.length for piece in pieces) == 513
         assert all(0 <= piece.document < 100 and 0 <= piece.offset < 500 for piece in pieces)
     assert len(stream._orders) <= 2
+
+
+def test_a_sample_of_a_large_corpus_takes_little_memory() -> None:
+    """Nothing as long as the list of documents is made, in any epoch."""
+    lengths = np.random.default_rng(0).integers(1, 1600, 1_000_000, dtype=np.int32)
+    tracemalloc.start()
+    stream = TokenStream(lengths, seq_length=2048, seed=0)
+    for epoch in range(3):
+        stream.pieces(stream.first_sample(epoch) + 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 0.1 * lengths.nbytes
 
 
 def test_access_in_any_order_gives_the_same() -> None:
