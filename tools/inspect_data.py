@@ -108,7 +108,7 @@ def _run_before(options: argparse.Namespace) -> tuple[LoadedConfig, Progress]:
         if not earlier:
             raise DataError(f"{options.load}: no checkpoint before iteration {options.iteration}")
         folder = store.step_folder(options.load, earlier[-1])
-        saved, origins = (store.read_json(folder, f"{n}.json") for n in ("config", "origins"))
+        saved, origins = store.read_config(folder)
         loaded = resume_config(
             path,
             overrides,
