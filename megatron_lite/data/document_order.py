@@ -1,7 +1,7 @@
 """The order of the documents in one epoch, without a list of it: only the tokens of its groups.
 
 Nothing here grows with an epoch's samples, and nothing is stored: 10 million documents take one
-pass over their lengths and 300 KB. Called by token_stream.
+pass over their lengths and 600 KB. Called by token_stream.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DocumentOrder:
     Shuffled: the corpus is cut into at most 256 stretches of equal size, and a group holds one
     document of each, so that a window never shows neighbours of the corpus. Each stretch is turned
     by a keyed distance, which says which of its documents meets which of the others in a group; the
-    documents of a group are shuffled. A corpus of up to 256 documents is one group. Without a key a
-    group is 256 neighbours and everything stays in place.
+    groups are shuffled, and so are the documents of each. A corpus of up to 256 documents is one
+    group. Without a key a group is 256 neighbours and everything stays in place.
 
     lengths: integers [documents], tokens each; kept as they are, so they may be a mapped file.
     """
@@ -48,14 +48,15 @@ class DocumentOrder:
             starts = np.arange(0, len(lengths), GROUP)
             sums = np.add.reduceat(lengths, starts, dtype=np.int64)
         else:
-            turning, self._key = key_words(2, *key)
+            turning, places, self._key = key_words(3, *key)
             turns = mix(np.arange(stretches, dtype=np.uint64), turning) % self._groups
             self._turns: npt.NDArray[np.int64] = turns.astype(np.int64)
-            sums = self._sum_groups()
+            self._places = _shuffled(np.arange(self._groups), places)
+            sums = self._sum_groups()[self._places]
         self._ends: npt.NDArray[np.int64] = np.cumsum(sums)
 
     def _sum_groups(self) -> npt.NDArray[np.int64]:
-        """Add up the tokens of each group: stretch by stretch, in two runs around its turn."""
+        """Add up the tokens of each group before the shuffle: each stretch in two runs."""
         sums = np.zeros(self._groups, dtype=np.int64)
         for first, turn in zip(self._firsts.tolist(), self._turns.tolist(), strict=True):
             stretch = self._lengths[first : first + self._groups]  # the last one may be short
@@ -69,11 +70,9 @@ class DocumentOrder:
         """Return the documents of a group in their order."""
         if self._key is None:
             return np.arange(group * GROUP, min((group + 1) * GROUP, len(self._lengths)))
-        documents = self._firsts + (group + self._turns) % self._groups
-        documents = documents[documents < len(self._lengths)]
+        documents = self._firsts + (self._places[group] + self._turns) % self._groups
         (key,) = key_words(1, self._key, group)
-        # mix is one to one, so that no two are equal and every sort agrees.
-        return documents[np.argsort(mix(documents.astype(np.uint64), key))]
+        return _shuffled(documents[documents < len(self._lengths)], key)
 
     def pieces(self, position: int) -> Iterator[Piece]:
         """Yield the rest of the document at a token position of the epoch, then those behind it.
@@ -92,3 +91,9 @@ class DocumentOrder:
                     yield Piece(document, length - (end - inside), end - inside)
                 inside = end
             group, inside = group + 1, 0
+
+
+def _shuffled(numbers: npt.NDArray[np.int64], key: int) -> npt.NDArray[np.int64]:
+    """Return different numbers in an order that belongs to a key."""
+    # mix is one to one, so that no two are equal and every sort agrees.
+    return numbers[np.argsort(mix(numbers.astype(np.uint64), key))]

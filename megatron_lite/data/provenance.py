@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from megatron_lite.config.batch import global_batch_size_at, num_microbatches
+from megatron_lite.config.batch import BatchSizes, global_batch_size_at, num_microbatches
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.build import build_datasets
 from megatron_lite.data.errors import DataError
@@ -32,27 +32,28 @@ def which_documents(
         config.data, seq_length=config.model.seq_length, seed=training.seed
     ).train
     order = TrainingOrder.of(dataset, progress, config.data.skip_samples)
-    while True:
-        batch, start = (
-            global_batch_size_at(training, progress.consumed_samples),
-            progress.next_sample,
-        )
-        end = order.after(start, batch)
-        if progress.iteration + 1 == iteration:
-            break
+    while progress.iteration + 1 < iteration:
+        batch, start, end = _next_batch(training, order, progress)
         progress.advance(samples=batch, left_out=end - start - batch, applied=True)
+    batch, start, end = _next_batch(training, order, progress)
     yield f"iteration {iteration}: samples {start} to {end - 1} of the run"
     yield f'without them: "skip_samples": [[{start}, {end}]] in the section data'
-    count = num_microbatches(batch, training.micro_batch_size, dp)
-    ranks = [
-        order.batches(start, micro_batch_size=training.micro_batch_size, dp_rank=rank, dp=dp)
-        for rank in range(dp)
-    ]
-    for rank, batches in enumerate(ranks):
+    size = training.micro_batch_size
+    for rank in range(dp):
+        batches = order.batches(start, micro_batch_size=size, dp_rank=rank, dp=dp)
+        count = num_microbatches(batch, size, dp)
         for number, samples in enumerate(islice(batches, count)):
             yield f"replica {rank}, micro-batch {number}"
             for sample in samples:
                 yield from _sample(order, sample)
+
+
+def _next_batch(
+    training: BatchSizes, order: TrainingOrder, progress: Progress
+) -> tuple[int, int, int]:
+    """Samples of the next global batch, its first number and the one behind its last."""
+    batch = global_batch_size_at(training, progress.consumed_samples)
+    return batch, progress.next_sample, order.after(progress.next_sample, batch)
 
 
 def _sample(order: TrainingOrder, sample: int) -> Iterator[str]:

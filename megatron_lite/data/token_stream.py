@@ -26,7 +26,7 @@ class TokenStream:
     number of samples, how often two tokens have served as input differs by at most one.
 
     document_lengths: integers [documents], tokens each, kept as they are. TooSmallError when one
-    epoch has fewer than seq_length + 1 tokens. Memory: 8 bytes for 256 documents, in each of the
+    epoch has fewer than seq_length + 1 tokens. Memory: 16 bytes for 256 documents, in each of the
     last two epochs.
     """
 
