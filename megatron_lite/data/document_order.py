@@ -30,9 +30,9 @@ class DocumentOrder:
     """Where the tokens of an epoch lie; its documents come group by group.
 
     Shuffled: the corpus is cut into at most 256 stretches of equal size, and a group holds one
-    document of each, so that a window never shows neighbours of the corpus. Each stretch is turned
-    by a keyed distance, which says which of its documents meets which of the others in a group; the
-    groups are shuffled, and so are the documents of each. A corpus of up to 256 documents is one
+    document of each, so that a window shows documents from all over the corpus. Each stretch is
+    turned by a keyed distance, which says which of its documents meets which of the others in a
+    group; the groups are shuffled, and so are the documents of each. A corpus of up to 256 documents is one
     group. Without a key a group is 256 neighbours and everything stays in place.
 
     lengths: integers [documents], tokens each; kept as they are, so they may be a mapped file.
