@@ -15,6 +15,7 @@ from torch import nn
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
+from megatron_lite.data.boundaries import Boundaries
 from megatron_lite.data.build import Datasets, build_datasets
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.loader import MicroBatch, SampleSource, micro_batches
@@ -302,8 +303,12 @@ def _read(
         dataset,
         numbers,
         num_workers=config.data.num_workers,
-        eod_mask_loss=config.data.eod_mask_loss,
-        eod=tokenizer.eod,
+        boundaries=Boundaries(
+            eod=tokenizer.eod,
+            eod_mask_loss=config.data.eod_mask_loss,
+            reset_position_ids=config.data.reset_position_ids,
+            reset_attention_mask=config.data.reset_attention_mask,
+        ),
     )
 
 

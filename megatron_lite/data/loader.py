@@ -6,8 +6,8 @@ batches are the same for any number of workers. Called by the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from megatron_lite.data.boundaries import (
+    WITHOUT_BOUNDARIES,
+    Boundaries,
+    documents_between,
+    positions_inside,
+)
 from megatron_lite.data.errors import DataError
 
 
@@ -28,29 +34,42 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch: tokens and labels int64 [b, s], loss_mask float32 [b, s] of 0 and 1."""
+    """One micro-batch: tokens and labels int64 [b, s], loss_mask float32 [b, s] of 0 and 1.
+
+    Only where they are asked for: position_ids int64 [b, s] count from 0 in each document,
+    document_ids int32 [b, s] are equal inside a document and rise along a row.
+    """
 
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
+    position_ids: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the batch on a device; from pinned memory the copies run in the background."""
-        return MicroBatch(
-            *(t.to(device, non_blocking=True) for t in (self.tokens, self.labels, self.loss_mask))
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> MicroBatch:
         """Return the batch in page-locked memory (torch's loader calls this)."""
-        return MicroBatch(*(t.pin_memory() for t in (self.tokens, self.labels, self.loss_mask)))
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, move: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        return MicroBatch(
+            move(self.tokens),
+            move(self.labels),
+            move(self.loss_mask),
+            None if self.position_ids is None else move(self.position_ids),
+            None if self.document_ids is None else move(self.document_ids),
+        )
 
 
 class _BatchReader(Dataset[MicroBatch | DataError]):
     """List of sample numbers → MicroBatch, or the error that the data gave."""
 
-    def __init__(self, source: SampleSource, masked_token: int | None) -> None:
+    def __init__(self, source: SampleSource, boundaries: Boundaries) -> None:
         self._source = source
-        self._masked_token = masked_token
+        self._boundaries = boundaries
 
     def __getitem__(self, samples: Sequence[int]) -> MicroBatch | DataError:
         try:
@@ -64,13 +83,25 @@ class _BatchReader(Dataset[MicroBatch | DataError]):
         for row, sample in zip(rows, samples, strict=True):
             if sample >= 0:
                 row[:] = self._source[sample]
-        tokens = torch.from_numpy(rows)
-        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        loss_mask = torch.ones_like(inputs, dtype=torch.float32)
-        loss_mask[torch.tensor([sample < 0 for sample in samples], dtype=torch.bool)] = 0.0
-        if self._masked_token is not None:
-            loss_mask[inputs == self._masked_token] = 0.0
-        return MicroBatch(inputs, labels, loss_mask)
+        inputs, labels = rows[:, :-1].copy(), rows[:, 1:].copy()
+        loss_mask = np.ones(inputs.shape, dtype=np.float32)
+        loss_mask[[sample < 0 for sample in samples]] = 0.0
+        boundaries = self._boundaries
+        if boundaries.eod_mask_loss:
+            loss_mask[inputs == boundaries.eod] = 0.0
+        batch = MicroBatch(*map(torch.from_numpy, (inputs, labels, loss_mask)))
+        if boundaries.eod is None or not boundaries.resets:
+            return batch
+        document_ids = documents_between(inputs, boundaries.eod)
+        return replace(
+            batch,
+            position_ids=torch.from_numpy(positions_inside(document_ids))
+            if boundaries.reset_position_ids
+            else None,
+            document_ids=torch.from_numpy(document_ids)
+            if boundaries.reset_attention_mask
+            else None,
+        )
 
 
 def _as_is(batch: Any) -> Any:
@@ -82,23 +113,16 @@ def micro_batches(
     batches: Iterable[list[int]],
     *,
     num_workers: int = 0,
-    eod_mask_loss: bool = False,
-    eod: int | None = None,
+    boundaries: Boundaries = WITHOUT_BOUNDARIES,
 ) -> Iterator[MicroBatch]:
     """Iterate over the micro-batches that `batches` names, in that order.
 
-    Sample -1 is a row of token 0 with loss_mask 0. eod_mask_loss gives no weight to positions whose
-    input token is `eod` (their label is the first token of an unrelated document, Megatron's
-    meaning); DataError without an eod. num_workers 0 reads in this process; otherwise worker
-    processes read ahead and live as long as the iterator. torch's global random state is untouched.
+    Sample -1 is a row of token 0 with loss_mask 0. num_workers 0 reads in this process; otherwise
+    worker processes read ahead and live as long as the iterator. torch's global random state is
+    untouched.
     """
-    if eod_mask_loss and eod is None:
-        raise DataError(
-            "data.eod_mask_loss: the tokenizer has no end-of-document token; set it to false or "
-            "use a tokenizer that has one"
-        )
     loader = DataLoader(
-        _BatchReader(dataset, eod if eod_mask_loss else None),
+        _BatchReader(dataset, boundaries),
         batch_size=None,  # an item of the sampler is a whole micro-batch
         sampler=batches,
         collate_fn=_as_is,

@@ -237,6 +237,8 @@ DATA = {
     "vocab_file": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
     "merge_file": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
     "eod_mask_loss": Probe("data.eod_mask_loss=true", "losses"),
+    "reset_position_ids": Probe("data.reset_position_ids=true", "losses"),
+    "reset_attention_mask": Probe("data.reset_attention_mask=true", "losses"),
 }
 CHECKPOINT = {
     "save": f"{RESUME}::test_what_a_checkpoint_says_of_itself",

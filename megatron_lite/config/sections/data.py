@@ -78,4 +78,13 @@ class DataConfig(Section):
     """The merges.txt of GPT2BPETokenizer."""
 
     eod_mask_loss: Flag = False
-    """Leave the loss at end-of-document tokens out of the average."""
+    """Leave the loss at end-of-document tokens out of the average. Needs, like the two fields
+    below, a tokenizer that has such a token."""
+
+    reset_position_ids: Flag = False
+    """Count positions from 0 after each end-of-document token, which is itself the last position
+    of the document that it ends. false: along the whole sequence."""
+
+    reset_attention_mask: Flag = False
+    """Let tokens attend only to their own document. false: to all of the sequence before them,
+    whatever documents it holds."""
