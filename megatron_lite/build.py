@@ -18,8 +18,9 @@ from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.boundaries import Boundaries
 from megatron_lite.data.build import Datasets, build_datasets
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.loader import MicroBatch, SampleSource, micro_batches
+from megatron_lite.data.loader import MicroBatch, micro_batches
 from megatron_lite.data.sampler import evaluation_batches, training_batches
+from megatron_lite.data.source import SampleSource
 from megatron_lite.data.tokenizer import build_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
@@ -308,6 +309,7 @@ def _read(
             eod_mask_loss=config.data.eod_mask_loss,
             reset_position_ids=config.data.reset_position_ids,
             reset_attention_mask=config.data.reset_attention_mask,
+            packed=config.data.sft,
         ),
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.gpt_dataset import GPTDataset
+from megatron_lite.data.source import SampleSource
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class BlendedDataset:
     All sources share one seq_length. ValueError when the numbers of sources and weights differ.
     """
 
-    def __init__(self, datasets: Sequence[GPTDataset], weights: Sequence[float]) -> None:
+    def __init__(self, datasets: Sequence[SampleSource], weights: Sequence[float]) -> None:
         if len(datasets) != len(weights):
             raise ValueError(f"{len(datasets)} sources but {len(weights)} weights")
         self.blend = Blend(weights)
@@ -96,7 +96,7 @@ class BlendedDataset:
             raise ValueError("the sources of a blend must have the same seq_length")
 
     @property
-    def _read(self) -> list[GPTDataset]:
+    def _read(self) -> list[SampleSource]:
         pairs = zip(self.datasets, self.blend.weights, strict=True)
         return [dataset for dataset, weight in pairs if weight]
 
@@ -111,6 +111,6 @@ class BlendedDataset:
         return sum(dataset.num_tokens for dataset in self._read)
 
     def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
-        """Return int64 tokens [seq_length + 1] of blended sample `sample`."""
+        """Return blended sample `sample`, see SampleSource."""
         source, number = self.blend.locate(sample)
         return self.datasets[source][number]

@@ -17,6 +17,8 @@ from megatron_lite.data.blended import BlendedDataset
 from megatron_lite.data.errors import DataError, TooSmallError
 from megatron_lite.data.gpt_dataset import GPTDataset
 from megatron_lite.data.indexed_dataset import IndexedDataset
+from megatron_lite.data.packed_dataset import PackedDataset, has_loss_mask
+from megatron_lite.data.source import SampleSource
 
 PARTS = ("train", "valid", "test")
 
@@ -29,6 +31,8 @@ class DataSection(Protocol):
     @property
     def split(self) -> str: ...
     @property
+    def sft(self) -> bool: ...
+    @property
     def train_data_path(self) -> str | Sequence[float | str] | None: ...
     @property
     def valid_data_path(self) -> str | Sequence[float | str] | None: ...
@@ -40,9 +44,9 @@ class DataSection(Protocol):
 class Datasets:
     """The three parts; a part that was not required and can't be built is None."""
 
-    train: GPTDataset | BlendedDataset
-    valid: GPTDataset | BlendedDataset | None
-    test: GPTDataset | BlendedDataset | None
+    train: SampleSource
+    valid: SampleSource | None
+    test: SampleSource | None
 
 
 def document_ranges(split: str, num_documents: int) -> list[tuple[int, int]]:
@@ -75,14 +79,21 @@ def build_datasets(
     needed = {"train", *required}
     opened: dict[str, IndexedDataset] = {}
 
-    def source(name: str, prefix: str) -> GPTDataset:
+    kind = PackedDataset if data.sft else GPTDataset
+
+    def source(name: str, prefix: str) -> SampleSource:
         if prefix not in opened:
             opened[prefix] = IndexedDataset(prefix)
+            if has_loss_mask(prefix) and not data.sft:
+                raise DataError(
+                    f"{prefix}: packed conversations with a loss mask, but data.sft is false; set "
+                    f"it, or move the loss mask away to learn all of it as plain text"
+                )
         indexed = opened[prefix]
         documents = (0, indexed.num_documents)
         if data.data_path is not None:
             documents = document_ranges(data.split, indexed.num_documents)[PARTS.index(name)]
-        return GPTDataset(
+        return kind(
             indexed,
             seq_length=seq_length,
             seed=seed,
@@ -90,7 +101,7 @@ def build_datasets(
             vocab_size=vocab_size,
         )
 
-    def part(name: str) -> GPTDataset | BlendedDataset | None:
+    def part(name: str) -> SampleSource | None:
         try:
             blend = _blend(data, name)
             sources = [source(name, prefix) for _, prefix in blend]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,16 +19,10 @@ from megatron_lite.data.boundaries import (
     Boundaries,
     documents_between,
     positions_inside,
+    weights_of_labels,
 )
 from megatron_lite.data.errors import DataError
-
-
-class SampleSource(Protocol):
-    """What the loader reads: a GPTDataset or a BlendedDataset."""
-
-    seq_length: int
-
-    def __getitem__(self, sample: int) -> npt.NDArray[np.int64]: ...
+from megatron_lite.data.source import SampleSource
 
 
 @dataclass(frozen=True)
@@ -79,20 +72,26 @@ class _BatchReader(Dataset[MicroBatch | DataError]):
             return error
 
     def _read(self, samples: Sequence[int]) -> MicroBatch:
-        rows = np.zeros((len(samples), self._source.seq_length + 1), dtype=np.int64)
+        boundaries = self._boundaries
+        layers = 3 if boundaries.packed else 1  # see SampleSource
+        rows = np.zeros((len(samples), layers, self._source.seq_length + 1), dtype=np.int64)
         for row, sample in zip(rows, samples, strict=True):
             if sample >= 0:
                 row[:] = self._source[sample]
-        inputs, labels = rows[:, :-1].copy(), rows[:, 1:].copy()
+        inputs, labels = rows[:, 0, :-1].copy(), rows[:, 0, 1:].copy()
         loss_mask = np.ones(inputs.shape, dtype=np.float32)
         loss_mask[[sample < 0 for sample in samples]] = 0.0
-        boundaries = self._boundaries
+        if boundaries.packed:
+            loss_mask *= weights_of_labels(rows[:, 1], rows[:, 2])
         if boundaries.eod_mask_loss:
             loss_mask[inputs == boundaries.eod] = 0.0
         batch = MicroBatch(*map(torch.from_numpy, (inputs, labels, loss_mask)))
-        if boundaries.eod is None or not boundaries.resets:
+        if not boundaries.resets:
             return batch
-        document_ids = documents_between(inputs, boundaries.eod)
+        if boundaries.packed:
+            document_ids = rows[:, 2, :-1].astype(np.int32)
+        else:
+            document_ids = documents_between(inputs, boundaries.eod)
         return replace(
             batch,
             position_ids=torch.from_numpy(positions_inside(document_ids))

@@ -236,6 +236,7 @@ DATA = {
     "tokenizer_model": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
     "vocab_file": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
     "merge_file": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
+    "sft": "tests/distributed/test_sft.py::test_only_the_assistants_words_are_learnt",
     "eod_mask_loss": Probe("data.eod_mask_loss=true", "losses"),
     "reset_position_ids": Probe("data.reset_position_ids=true", "losses"),
     "reset_attention_mask": Probe("data.reset_attention_mask=true", "losses"),

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-TOOLS = ("make_corpus", "train_tokenizer", "preprocess_data", "inspect_data")
+TOOLS = ("make_corpus", "train_tokenizer", "preprocess_data", "preprocess_chat", "inspect_data")
 
 
 def _command(tool: str, *arguments: object) -> list[str]:
@@ -47,7 +47,7 @@ def test_help_and_bad_usage(tool: str) -> None:
 
 def test_no_tool_imports_torch() -> None:
     modules = (
-        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build"
+        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build chat"
     )
     names = ", ".join(f"megatron_lite.data.{name}" for name in modules.split())
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
