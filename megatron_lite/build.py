@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from megatron_lite.config.batch import num_microbatches
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
@@ -267,7 +268,11 @@ def training_data(
         dp_rank=data.rank,
         dp=data.size,
     )
-    return _read(config, dataset, numbers, tokenizer)
+    training = config.training
+    in_a_step = num_microbatches(training.global_batch_size, training.micro_batch_size, data.size)
+    # All of the next step's and some of the one after: a step takes its micro-batches at once.
+    ahead = in_a_step + in_a_step // 2 + 2
+    return _read(config, dataset, numbers, tokenizer, ahead=ahead)
 
 
 def evaluation_data(
@@ -289,7 +294,9 @@ def evaluation_data(
             dp_rank=data.rank,
             dp=data.size,
         )
-        return lambda: _read(config, dataset, numbers, tokenizer)
+        # The trainer takes four a stage at a time.
+        ahead = 4 * place.groups.pipeline.size
+        return lambda: _read(config, dataset, numbers, tokenizer, ahead=ahead)
 
     if not training.eval_interval:
         return {}
@@ -298,12 +305,13 @@ def evaluation_data(
 
 
 def _read(
-    config: RunConfig, dataset: SampleSource, numbers: Any, tokenizer: Tokenizer
+    config: RunConfig, dataset: SampleSource, numbers: Any, tokenizer: Tokenizer, *, ahead: int
 ) -> Iterator[MicroBatch]:
     return micro_batches(
         dataset,
         numbers,
         num_workers=config.data.num_workers,
+        ahead=ahead,
         boundaries=Boundaries(
             eod=tokenizer.eod,
             eod_mask_loss=config.data.eod_mask_loss,

@@ -7,8 +7,9 @@ batches are the same for any number of workers. Called by the trainer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from megatron_lite.data.boundaries import (
     weights_of_labels,
 )
 from megatron_lite.data.errors import DataError
+from megatron_lite.data.read_ahead import ReadAhead
 from megatron_lite.data.source import SampleSource
 
 
@@ -43,10 +45,6 @@ class MicroBatch:
         """Return the batch on a device; from pinned memory the copies run in the background."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pin_memory(self) -> MicroBatch:
-        """Return the batch in page-locked memory (torch's loader calls this)."""
-        return self._each(lambda tensor: tensor.pin_memory())
-
     def _each(self, move: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
         return MicroBatch(
             move(self.tokens),
@@ -57,16 +55,42 @@ class MicroBatch:
         )
 
 
-class _BatchReader(Dataset[MicroBatch | DataError]):
-    """List of sample numbers → MicroBatch, or the error that the data gave."""
+class _Flat(NamedTuple):
+    """A micro-batch as one tensor of bytes: handing a tensor from process to process costs a file
+    descriptor and a connection each, whatever its size."""
+
+    data: torch.Tensor
+    layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+    """Name, dtype and shape of each tensor; wide dtypes first, so that all are aligned."""
+
+    @classmethod
+    def of(cls, batch: MicroBatch) -> _Flat:
+        there = {f.name: getattr(batch, f.name) for f in fields(batch)}
+        found = [(name, tensor) for name, tensor in there.items() if tensor is not None]
+        found.sort(key=lambda pair: -pair[1].element_size())
+        data = torch.cat([tensor.view(torch.uint8).flatten() for _, tensor in found])
+        return cls(data, tuple((name, t.dtype, tuple(t.shape)) for name, t in found))
+
+    def batch(self) -> MicroBatch:
+        """Return the micro-batch, as views of the data."""
+        tensors, start = {}, 0
+        for name, dtype, shape in self.layout:
+            stop = start + prod(shape) * dtype.itemsize
+            tensors[name] = self.data[start:stop].view(dtype).view(shape)
+            start = stop
+        return MicroBatch(**tensors)
+
+
+class _BatchReader(Dataset[_Flat | DataError]):
+    """List of sample numbers → micro-batch, or the error that the data gave."""
 
     def __init__(self, source: SampleSource, boundaries: Boundaries) -> None:
         self._source = source
         self._boundaries = boundaries
 
-    def __getitem__(self, samples: Sequence[int]) -> MicroBatch | DataError:
+    def __getitem__(self, samples: Sequence[int]) -> _Flat | DataError:
         try:
-            return self._read(samples)
+            return _Flat.of(self._read(samples))
         except DataError as error:
             # Raised in a worker it would arrive with that process's traceback as its text.
             return error
@@ -103,6 +127,10 @@ class _BatchReader(Dataset[MicroBatch | DataError]):
         )
 
 
+_AHEAD_OF_THE_THREAD = 2
+"""Micro-batches of each worker that wait in shared memory."""
+
+
 def _as_is(batch: Any) -> Any:
     return batch
 
@@ -112,13 +140,15 @@ def micro_batches(
     batches: Iterable[list[int]],
     *,
     num_workers: int = 0,
+    ahead: int = 8,
     boundaries: Boundaries = WITHOUT_BOUNDARIES,
 ) -> Iterator[MicroBatch]:
     """Iterate over the micro-batches that `batches` names, in that order.
 
-    Sample -1 is a row of token 0 with loss_mask 0. num_workers 0 reads in this process; otherwise
-    worker processes read ahead and live as long as the iterator. torch's global random state is
-    untouched.
+    Sample -1 is a row of token 0 with loss_mask 0. num_workers 0 reads in this process, when asked;
+    otherwise worker processes read, and a thread keeps `ahead` micro-batches ready in this process,
+    so that taking one is no work. They live as long as the iterator. torch's global random state
+    is untouched.
     """
     loader = DataLoader(
         _BatchReader(dataset, boundaries),
@@ -126,14 +156,22 @@ def micro_batches(
         sampler=batches,
         collate_fn=_as_is,
         num_workers=num_workers,
-        prefetch_factor=4 if num_workers else None,
+        prefetch_factor=_AHEAD_OF_THE_THREAD if num_workers else None,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # else each loader draws from the global generator
     )
-    return map(_checked, iter(loader))
+    read = iter(loader)
+    return ReadAhead(map(_own, read), depth=ahead) if num_workers else map(_opened, read)
 
 
-def _checked(read: MicroBatch | DataError) -> MicroBatch:
+def _opened(read: _Flat | DataError) -> MicroBatch:
     if isinstance(read, DataError):
         raise read
-    return read
+    return read.batch()
+
+
+def _own(read: _Flat | DataError) -> MicroBatch:
+    """The micro-batch in memory of this process: many waiting in shared memory would fill it up."""
+    if isinstance(read, _Flat) and read.data.is_shared():
+        read = read._replace(data=read.data.clone())
+    return _opened(read)

@@ -48,7 +48,6 @@ FP16 = "tests/distributed/test_fp16.py"
 RELOAD = "tests/distributed/test_reload.py"
 STARTS = "tests/distributed/test_starts.py"
 RESUME = "tests/distributed/test_resume.py"
-LAUNCH = "tests/distributed/test_launch.py"
 
 MODEL = {
     "num_layers": model("num_layers=3", "shapes"),
@@ -222,7 +221,7 @@ DATA = {
         "test",
         (*OWN_PATHS, "data.valid_data_path=CORPUS", f"training.{EVALUATE}"),
     ),
-    "num_workers": f"{LAUNCH}::test_b51_a_killed_launcher_takes_its_ranks_along",
+    "num_workers": "tests/distributed/test_prefetch.py::test_workers_take_the_waiting_away",
     "tokenizer_type": Probe(
         "data.tokenizer_type=ByteTokenizer",  # whose end of document is another id
         "losses",

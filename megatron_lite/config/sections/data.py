@@ -61,7 +61,8 @@ class DataConfig(Section):
     """Test corpus or blend, beside train_data_path. null: none."""
 
     num_workers: Whole = 0
-    """Processes that read batches ahead. 0: the training process reads them itself."""
+    """Processes a rank that read batches ahead, so that a step finds its own ready. What a step
+    waits for data nevertheless is in metrics.jsonl. 0: the training process reads them itself."""
 
     tokenizer_type: TokenizerType = "NullTokenizer"
     """Kind of tokenizer. NullTokenizer: token ids only, no text; model.vocab_size gives their
