@@ -49,7 +49,7 @@ class Boundaries:
 WITHOUT_BOUNDARIES = Boundaries()
 
 
-def documents_between(tokens: npt.NDArray[np.int64], eod: int | None) -> npt.NDArray[np.int32]:
+def documents_between(tokens: npt.NDArray[np.int64], eod: int) -> npt.NDArray[np.int32]:
     """Number the documents of each row of tokens [b, s] from 0: int32 [b, s].
 
     >>> documents_between(np.array([[5, 9, 9, 5]]), 9).tolist()

@@ -6,12 +6,13 @@ batches are the same for any number of workers. Called by the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -43,16 +44,13 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Return the batch on a device; from pinned memory the copies run in the background."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        tensors = self.tensors().items()
+        return MicroBatch(**{name: t.to(device, non_blocking=True) for name, t in tensors})
 
-    def _each(self, move: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
-        return MicroBatch(
-            move(self.tokens),
-            move(self.labels),
-            move(self.loss_mask),
-            None if self.position_ids is None else move(self.position_ids),
-            None if self.document_ids is None else move(self.document_ids),
-        )
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return those that are there, by name."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: tensor for name, tensor in values if tensor is not None}
 
 
 class _Flat(NamedTuple):
@@ -65,9 +63,7 @@ class _Flat(NamedTuple):
 
     @classmethod
     def of(cls, batch: MicroBatch) -> _Flat:
-        there = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        found = [(name, tensor) for name, tensor in there.items() if tensor is not None]
-        found.sort(key=lambda pair: -pair[1].element_size())
+        found = sorted(batch.tensors().items(), key=lambda pair: -pair[1].element_size())
         data = torch.cat([tensor.view(torch.uint8).flatten() for _, tensor in found])
         return cls(data, tuple((name, t.dtype, tuple(t.shape)) for name, t in found))
 
@@ -96,12 +92,7 @@ class _BatchReader(Dataset[_Flat | DataError]):
             return error
 
     def _read(self, samples: Sequence[int]) -> MicroBatch:
-        boundaries = self._boundaries
-        layers = 3 if boundaries.packed else 1  # see SampleSource
-        rows = np.zeros((len(samples), layers, self._source.seq_length + 1), dtype=np.int64)
-        for row, sample in zip(rows, samples, strict=True):
-            if sample >= 0:
-                row[:] = self._source[sample]
+        boundaries, rows = self._boundaries, self._rows(samples)
         inputs, labels = rows[:, 0, :-1].copy(), rows[:, 0, 1:].copy()
         loss_mask = np.ones(inputs.shape, dtype=np.float32)
         loss_mask[[sample < 0 for sample in samples]] = 0.0
@@ -109,22 +100,33 @@ class _BatchReader(Dataset[_Flat | DataError]):
             loss_mask *= weights_of_labels(rows[:, 1], rows[:, 2])
         if boundaries.eod_mask_loss:
             loss_mask[inputs == boundaries.eod] = 0.0
-        batch = MicroBatch(*map(torch.from_numpy, (inputs, labels, loss_mask)))
-        if not boundaries.resets:
-            return batch
+        positions = documents = None
         if boundaries.packed:
-            document_ids = rows[:, 2, :-1].astype(np.int32)
-        else:
-            document_ids = documents_between(inputs, boundaries.eod)
-        return replace(
-            batch,
-            position_ids=torch.from_numpy(positions_inside(document_ids))
-            if boundaries.reset_position_ids
-            else None,
-            document_ids=torch.from_numpy(document_ids)
-            if boundaries.reset_attention_mask
-            else None,
+            documents = rows[:, 2, :-1].astype(np.int32)
+        elif boundaries.eod is not None and boundaries.resets:
+            documents = documents_between(inputs, boundaries.eod)
+        if documents is not None and boundaries.reset_position_ids:
+            positions = positions_inside(documents)
+        return MicroBatch(
+            torch.from_numpy(inputs),
+            torch.from_numpy(labels),
+            torch.from_numpy(loss_mask),
+            position_ids=_tensor(positions),
+            document_ids=_tensor(documents if boundaries.reset_attention_mask else None),
         )
+
+    def _rows(self, samples: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the samples, [b, 1, s + 1], or [b, 3, s + 1] of packed conversations."""
+        layers = 3 if self._boundaries.packed else 1
+        rows = np.zeros((len(samples), layers, self._source.seq_length + 1), dtype=np.int64)
+        for row, sample in zip(rows, samples, strict=True):
+            if sample >= 0:
+                row[:] = self._source[sample]
+        return rows
+
+
+def _tensor(array: npt.NDArray[Any] | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)
 
 
 _AHEAD_OF_THE_THREAD = 2
