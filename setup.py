@@ -17,6 +17,7 @@ REQUIREMENTS = [
     "tokenizers==0.23.3",
     "tensorboard==2.21.0",
     "pydantic==2.14.4",
+    "jinja2==3.1.6",  # chat templates; torch needs it too
     "safetensors==0.8.0",
     "xxhash==4.1.0",
     "numpy==2.4.6",

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from megatron_lite.config.batch import num_microbatches
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
+from megatron_lite.data.boundaries import Boundaries
 from megatron_lite.data.build import Datasets, build_datasets
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.loader import MicroBatch, SampleSource, micro_batches
+from megatron_lite.data.loader import MicroBatch, micro_batches
 from megatron_lite.data.sampler import evaluation_batches
+from megatron_lite.data.source import SampleSource
 from megatron_lite.data.tokenizer import build_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
@@ -268,7 +271,11 @@ def training_data(
         dp_rank=data.rank,
         dp=data.size,
     )
-    return _read(config, order.dataset, numbers, tokenizer)
+    training = config.training
+    in_a_step = num_microbatches(training.global_batch_size, training.micro_batch_size, data.size)
+    # All of the next step's and some of the one after: a step takes its micro-batches at once.
+    ahead = in_a_step + in_a_step // 2 + 2
+    return _read(config, order.dataset, numbers, tokenizer, ahead=ahead)
 
 
 def evaluation_data(
@@ -290,7 +297,9 @@ def evaluation_data(
             dp_rank=data.rank,
             dp=data.size,
         )
-        return lambda: _read(config, dataset, numbers, tokenizer)
+        # The trainer takes four a stage at a time.
+        ahead = 4 * place.groups.pipeline.size
+        return lambda: _read(config, dataset, numbers, tokenizer, ahead=ahead)
 
     if not training.eval_interval:
         return {}
@@ -299,14 +308,20 @@ def evaluation_data(
 
 
 def _read(
-    config: RunConfig, dataset: SampleSource, numbers: Any, tokenizer: Tokenizer
+    config: RunConfig, dataset: SampleSource, numbers: Any, tokenizer: Tokenizer, *, ahead: int
 ) -> Iterator[MicroBatch]:
     return micro_batches(
         dataset,
         numbers,
         num_workers=config.data.num_workers,
-        eod_mask_loss=config.data.eod_mask_loss,
-        eod=tokenizer.eod,
+        ahead=ahead,
+        boundaries=Boundaries(
+            eod=tokenizer.eod,
+            eod_mask_loss=config.data.eod_mask_loss,
+            reset_position_ids=config.data.reset_position_ids,
+            reset_attention_mask=config.data.reset_attention_mask,
+            packed=config.data.sft,
+        ),
     )
 
 

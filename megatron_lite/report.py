@@ -90,7 +90,7 @@ class Reporter:
         self._echo = echo if rank == 0 else _silent
         self._seen = (progress.skipped, progress.nan)
         self._losses: list[float] = []
-        self._tokens, self._peak = 0, 0
+        self._tokens, self._peak, self._waited = 0, 0, 0.0
         self._loss_scale = 1.0
         self._metrics: MetricsWriter | None = None
         self._board: TensorBoardWriter | None = None
@@ -128,10 +128,13 @@ class Reporter:
             flops_per_token=speed.flops_per_token,
             world_size=speed.world_size,
         )
+        microseconds, _ = largest(round(1e6 * lap.waited), self._device)
+        self._waited += microseconds / 1e6
         row = StepMetrics(
             iteration=progress.iteration,
             consumed_samples=progress.consumed_samples,
             elapsed_ms_per_iteration=1000 * lap.seconds_per_iteration,
+            data_wait_ms_per_iteration=microseconds / 1000 / lap.iterations,
             tokens_per_second=rate,
             tflops_per_gpu=tflops,
             mfu=model_flops_utilization(tflops, speed.peak_tflops),
@@ -222,6 +225,7 @@ class Reporter:
                 evaluation_seconds=seconds["evaluation"],
                 save_seconds=seconds["save"],
                 skipped_iterations=progress.skipped,
+                waiting_seconds=self._waited,
                 reason=reason,
             )
         )

@@ -105,7 +105,9 @@ class Trainer:
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
-        batches = [micro.to(self.device) for micro in islice(self.train_batches, count)]
+        with self.timer.waiting():
+            taken = list(islice(self.train_batches, count))
+        batches = [micro.to(self.device) for micro in taken]
         incurable = self._incurable_now()
         self.engine.begin_step(count, diagnose=incurable and self._last_chance())
         losses, tokens = self._run(self.config.parallel.pipeline_schedule, batches)

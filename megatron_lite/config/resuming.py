@@ -29,6 +29,8 @@ _NO_ORDER = (
     "data.valid_data_path",
     "data.test_data_path",
     "data.eod_mask_loss",
+    "data.reset_position_ids",
+    "data.reset_attention_mask",
 )
 _NOBODYS = ("default", "derived")
 

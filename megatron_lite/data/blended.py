@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.gpt_dataset import GPTDataset
+from megatron_lite.data.source import CorpusSource
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class BlendedDataset:
 
     def __init__(
         self,
-        datasets: Sequence[GPTDataset],
+        datasets: Sequence[CorpusSource],
         weights: Sequence[float],
         given: Sequence[int] | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class BlendedDataset:
             raise ValueError("the sources of a blend must have the same seq_length")
 
     @property
-    def _read(self) -> list[GPTDataset]:
+    def _read(self) -> list[CorpusSource]:
         pairs = zip(self.datasets, self.blend.weights, strict=True)
         return [dataset for dataset, weight in pairs if weight]
 
@@ -146,7 +146,7 @@ class BlendedDataset:
         return sum(dataset.num_tokens for dataset in self._read)
 
     def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
-        """Return int64 tokens [seq_length + 1] of blended sample `sample`."""
+        """Return blended sample `sample`, see SampleSource."""
         source, number = self.locate(sample)
         return self.datasets[source][number]
 

@@ -17,6 +17,8 @@ from megatron_lite.data.blended import BlendedDataset
 from megatron_lite.data.errors import DataError, TooSmallError
 from megatron_lite.data.gpt_dataset import GPTDataset
 from megatron_lite.data.indexed_dataset import IndexedDataset
+from megatron_lite.data.packed_dataset import PackedDataset, has_loss_mask
+from megatron_lite.data.source import CorpusSource
 
 PARTS = ("train", "valid", "test")
 
@@ -28,6 +30,8 @@ class DataSection(Protocol):
     def data_path(self) -> str | Sequence[float | str] | None: ...
     @property
     def split(self) -> str: ...
+    @property
+    def sft(self) -> bool: ...
     @property
     def train_data_path(self) -> str | Sequence[float | str] | None: ...
     @property
@@ -75,14 +79,21 @@ def build_datasets(
     needed = {"train", *required}
     opened: dict[str, IndexedDataset] = {}
 
-    def source(name: str, prefix: str) -> GPTDataset:
+    kind = PackedDataset if data.sft else GPTDataset
+
+    def source(name: str, prefix: str) -> CorpusSource:
         if prefix not in opened:
             opened[prefix] = IndexedDataset(prefix)
+            if has_loss_mask(prefix) and not data.sft:
+                raise DataError(
+                    f"{prefix}: packed conversations with a loss mask, but data.sft is false; set "
+                    f"it, or move the loss mask away to learn all of it as plain text"
+                )
         indexed = opened[prefix]
         documents = (0, indexed.num_documents)
         if data.data_path is not None:
             documents = document_ranges(data.split, indexed.num_documents)[PARTS.index(name)]
-        return GPTDataset(
+        return kind(
             indexed,
             seq_length=seq_length,
             seed=seed,

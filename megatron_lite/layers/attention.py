@@ -5,6 +5,8 @@ t = b · s tokens, n query heads and g key/value groups of d channels each, on a
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +15,7 @@ from megatron_lite.config.schema import ModelConfig
 from megatron_lite.layers.context import Init, LayerContext
 from megatron_lite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from megatron_lite.layers.norm import Norm
+from megatron_lite.layers.packing import UNPACKED, Packing
 from megatron_lite.layers.recompute import recompute
 from megatron_lite.layers.rotary import apply_rotary, rotary_tables
 from megatron_lite.mpu.random import SHARDED
@@ -76,15 +79,15 @@ class SelfAttention(nn.Module):
             partial_grad=True,
         )
 
-    def forward(self, hidden: Tensor, batch: int) -> Tensor:
+    def forward(self, hidden: Tensor, batch: int, packing: Packing = UNPACKED) -> Tensor:
         fused = self.query_key_value(hidden)
         if self.recompute_core and torch.is_grad_enabled():
-            context = recompute(self._core, fused, batch, streams=self.streams)
+            context = recompute(self._core, fused, batch, packing, streams=self.streams)
         else:
-            context = self._core(fused, batch)
+            context = self._core(fused, batch, packing)
         return self.output(context)
 
-    def _core(self, fused: Tensor, batch: int) -> Tensor:
+    def _core(self, fused: Tensor, batch: int, packing: Packing) -> Tensor:
         """[t, (n + 2g) d / size] → [t, n d / size]: everything between the two linear layers."""
         heads, groups, d = self.heads, self.groups, self.channels
         fused = fused.view(batch, -1, heads + 2 * groups, d)
@@ -92,19 +95,31 @@ class SelfAttention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary is not None:
-            cos, sin = (table[: fused.shape[1]] for table in self.rotary)
+            rows = slice(fused.shape[1]) if packing.positions is None else packing.positions
+            cos, sin = (table[rows] for table in self.rotary)
             query, key = apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
-        out = self._attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        out = self._attend(query, key, value, packing.mask)
         # SDPA lays its result out as [b, s, n, d], so this is a view.
         return out.transpose(1, 2).reshape(-1, heads * d)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         grouped = self.heads != self.groups
+        if mask is not None and grouped:
+            # The fused CUDA kernel that takes a mask knows no groups; the fallback would store all
+            # scores.
+            key, value = (x.repeat_interleave(self.heads // self.groups, 1) for x in (key, value))
+            grouped = False
+        attend = partial(
+            F.scaled_dot_product_attention,
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=grouped,
+        )
         if not (self.training and self.dropout):
-            return F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=grouped
-            )
+            return attend()
         with self.streams.use(SHARDED):
-            return F.scaled_dot_product_attention(
-                query, key, value, dropout_p=self.dropout, is_causal=True, enable_gqa=grouped
-            )
+            return attend(dropout_p=self.dropout)

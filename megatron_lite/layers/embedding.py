@@ -69,7 +69,10 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ModelEmbedding(nn.Module):
-    """tokens [b, s] → hidden [b · s, h]: token vectors, plus learned positions where asked for."""
+    """tokens [b, s] → hidden [b · s, h]: token vectors, plus learned positions where asked for.
+
+    `positions` int64 [b, s] are the tokens' positions where they are not 0 … s - 1.
+    """
 
     def __init__(self, model: ModelConfig, context: LayerContext, *, vocab_size: int) -> None:
         super().__init__()
@@ -94,9 +97,11 @@ class ModelEmbedding(nn.Module):
             )
         self.dropout = HiddenDropout(context, model.hidden_dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         hidden = self.word_embeddings(tokens.reshape(-1))
-        if self.position_embeddings is not None:
+        if self.position_embeddings is not None and positions is not None:
+            hidden = self._add_own_positions(hidden, positions)
+        elif self.position_embeddings is not None:
             hidden = self._add_positions(hidden, *tokens.shape)
         return self.dropout(hidden)
 
@@ -109,3 +114,12 @@ class ModelEmbedding(nn.Module):
         first = self.group.rank * hidden.shape[0]
         index = torch.arange(first, first + hidden.shape[0], device=table.device) % length
         return hidden + table[index]
+
+    def _add_own_positions(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Add row positions[b, s] of the table to each token."""
+        assert self.position_embeddings is not None
+        index = positions.reshape(-1)
+        if self.sequence_parallel:
+            count = hidden.shape[0]
+            index = index[self.group.rank * count : (self.group.rank + 1) * count]
+        return hidden + F.embedding(index, self.position_embeddings)

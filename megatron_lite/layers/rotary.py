@@ -23,8 +23,9 @@ def rotary_tables(
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [b, s, heads, d] by its position along s; cos and sin are [s, r / 2], r ≤ d."""
-    cos, sin = cos.to(x.dtype)[:, None], sin.to(x.dtype)[:, None]
+    """Rotate x [b, s, heads, d] by its position; cos and sin are [s, r / 2], r ≤ d, for positions
+    along s, or [b, s, r / 2] for positions of every token's own."""
+    cos, sin = cos.to(x.dtype).unsqueeze(-2), sin.to(x.dtype).unsqueeze(-2)
     if torch.compiler.is_compiling():
         # The compiler fuses the plain formula, and its gradient, into one pass over x.
         return _rotate_plainly(x, cos, sin)

@@ -10,6 +10,7 @@ from megatron_lite.layers.context import Init, LayerContext
 from megatron_lite.layers.dropout import HiddenDropout
 from megatron_lite.layers.mlp import MLP
 from megatron_lite.layers.norm import Norm
+from megatron_lite.layers.packing import UNPACKED, Packing
 
 
 class TransformerLayer(nn.Module):
@@ -40,8 +41,8 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP(model, context, f"{name}.mlp", output_init=output_init)
         self.dropout = HiddenDropout(context, model.hidden_dropout)
 
-    def forward(self, hidden: Tensor, batch: int) -> Tensor:
-        attended = self.attention(self.input_norm(hidden), batch)
+    def forward(self, hidden: Tensor, batch: int, packing: Packing = UNPACKED) -> Tensor:
+        attended = self.attention(self.input_norm(hidden), batch, packing)
         hidden = hidden + self.dropout(attended)
         return hidden + self.dropout(self.mlp(self.post_attention_norm(hidden)))
 

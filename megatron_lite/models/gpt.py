@@ -21,16 +21,23 @@ from megatron_lite.layers.embedding import (
     padded_vocab_size,
 )
 from megatron_lite.layers.linear import column_parallel_linear
+from megatron_lite.layers.packing import Packing, document_mask
 from megatron_lite.layers.recompute import recompute
 from megatron_lite.layers.transformer_layer import TransformerLayer, block_norm
 
 
 class Batch(Protocol):
-    """What a stage reads of a micro-batch, each [b, s]."""
+    """What a stage reads of a micro-batch, each [b, s].
+
+    position_ids, where given, are the tokens' positions; document_ids, where given, keep attention
+    inside runs of equal ids. Every stage needs these two.
+    """
 
     tokens: Tensor
     labels: Tensor
     loss_mask: Tensor
+    position_ids: Tensor | None
+    document_ids: Tensor | None
 
 
 class GPTStage(nn.Module):
@@ -77,27 +84,30 @@ class GPTStage(nn.Module):
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
         rows = batch.tokens.shape[0]
         if self.first:
-            hidden = self.embedding(batch.tokens)
+            hidden = self.embedding(batch.tokens, batch.position_ids)
         assert hidden is not None
-        hidden = self._run_layers(hidden, rows)
+        mask = None
+        if batch.document_ids is not None:
+            mask = document_mask(batch.document_ids, hidden.dtype)
+        hidden = self._run_layers(hidden, rows, Packing(batch.position_ids, mask))
         if not self.last:
             return hidden
         return self.head(self.final_norm(hidden), batch.labels, batch.loss_mask)
 
-    def _run_layers(self, hidden: Tensor, rows: int) -> Tensor:
+    def _run_layers(self, hidden: Tensor, rows: int, packing: Packing) -> Tensor:
         if not torch.is_grad_enabled():
-            return self._run(hidden, rows, 0, len(self.layers))
+            return self._run(hidden, rows, packing, 0, len(self.layers))
         for first, last, again in self.recompute_plan:
             if again:
                 streams = self.context.streams
-                hidden = recompute(self._run, hidden, rows, first, last, streams=streams)
+                hidden = recompute(self._run, hidden, rows, packing, first, last, streams=streams)
             else:
-                hidden = self._run(hidden, rows, first, last)
+                hidden = self._run(hidden, rows, packing, first, last)
         return hidden
 
-    def _run(self, hidden: Tensor, rows: int, first: int, last: int) -> Tensor:
+    def _run(self, hidden: Tensor, rows: int, packing: Packing, first: int, last: int) -> Tensor:
         for layer in self.layers[first:last]:
-            hidden = layer(hidden, rows)
+            hidden = layer(hidden, rows, packing)
         return hidden
 
 

@@ -87,11 +87,13 @@ def summary_line(
     evaluation_seconds: float,
     save_seconds: float,
     skipped_iterations: int,
+    waiting_seconds: float,
     reason: str,
 ) -> str:
     """The last line of a run: where it ended, why, and what its time went into.
 
-    `skipped_iterations` counts the whole run, the seconds this start of it.
+    `skipped_iterations` counts the whole run, the seconds this start of it. `waiting_seconds`, for
+    data, are a part of `train_seconds`.
     """
     parts = [
         f"training ended at iteration {iteration}",
@@ -101,6 +103,7 @@ def summary_line(
         f"evaluating (s): {evaluation_seconds:.1f}",
         f"saving (s): {save_seconds:.1f}",
         f"total number of skipped iterations: {skipped_iterations:3d}",
+        f"waiting for data (s): {waiting_seconds:.1f}",
     ]
     return _line(parts)
 

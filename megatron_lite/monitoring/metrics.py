@@ -21,8 +21,9 @@ class StepMetrics:
     """One log step of training.
 
     `elapsed_ms_per_iteration` is the mean over the iterations since the previous row, in ms,
-    without saving and evaluating. `tokens_per_second` is that of the whole job, `tflops_per_gpu`
-    and `mfu` count model FLOPs (mfu from 0 to 1, None where the device's peak is unknown, as on a
+    without saving and evaluating; `data_wait_ms_per_iteration` is what of it the rank that waited
+    longest waited for data. `tokens_per_second` is that of the whole job, `tflops_per_gpu` and
+    `mfu` count model FLOPs (mfu from 0 to 1, None where the device's peak is unknown, as on a
     CPU). `lm_loss` is the mean over the unmasked tokens of the last global batch; NaN when that
     step had no finite loss. `loss_scale` is 1.0 without fp16. `grad_norm` is that before clipping,
     None where it was not computed. The last two count iterations since the previous row.
@@ -32,6 +33,7 @@ class StepMetrics:
     iteration: int
     consumed_samples: int
     elapsed_ms_per_iteration: float
+    data_wait_ms_per_iteration: float
     tokens_per_second: float
     tflops_per_gpu: float
     mfu: float | None

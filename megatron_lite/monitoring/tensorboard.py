@@ -75,6 +75,7 @@ class TensorBoardWriter:
         }
         by_iteration = {
             "iteration-time": row.elapsed_ms_per_iteration / 1000,
+            "batch-generator-time": row.data_wait_ms_per_iteration / 1000,  # Megatron's name for it
             "throughput": row.tflops_per_gpu,
             "tokens-per-second": row.tokens_per_second,
             "mfu": row.mfu,

@@ -21,6 +21,8 @@ class Lap:
 
     seconds: float
     iterations: int
+    waited: float = 0.0
+    """Those of the seconds in which this process waited for data."""
 
     @property
     def seconds_per_iteration(self) -> float:
@@ -40,6 +42,7 @@ class StepTimer:
     totals: dict[str, float] = field(init=False)
     _lap_start: float = field(init=False)
     _apart_in_lap: float = field(init=False, default=0.0)
+    _waited_in_lap: float = field(init=False, default=0.0)
     _iterations: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -61,12 +64,21 @@ class StepTimer:
             self.totals[use] += seconds
             self._apart_in_lap += seconds
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time of the with-block, which remains training time, as waiting for data."""
+        start = self.clock()
+        yield
+        self._waited_in_lap += self.clock() - start
+
     def lap(self) -> Lap:
         """Ends the current lap and starts the next; raises ValueError if it held no iteration."""
         if self._iterations == 0:
             raise ValueError("no iteration has ended since the previous lap")
         now = self.clock()
-        lap = Lap(now - self._lap_start - self._apart_in_lap, self._iterations)
+        seconds = now - self._lap_start - self._apart_in_lap
+        lap = Lap(seconds, self._iterations, self._waited_in_lap)
         self.totals["train"] += lap.seconds
         self._lap_start, self._apart_in_lap, self._iterations = now, 0.0, 0
+        self._waited_in_lap = 0.0
         return lap

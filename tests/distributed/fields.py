@@ -48,7 +48,6 @@ FP16 = "tests/distributed/test_fp16.py"
 RELOAD = "tests/distributed/test_reload.py"
 STARTS = "tests/distributed/test_starts.py"
 RESUME = "tests/distributed/test_resume.py"
-LAUNCH = "tests/distributed/test_launch.py"
 
 MODEL = {
     "num_layers": model("num_layers=3", "shapes"),
@@ -223,7 +222,7 @@ DATA = {
         (*OWN_PATHS, "data.valid_data_path=CORPUS", f"training.{EVALUATE}"),
     ),
     "skip_samples": Probe("data.skip_samples=[[2, 5]]", "losses"),
-    "num_workers": f"{LAUNCH}::test_b51_a_killed_launcher_takes_its_ranks_along",
+    "num_workers": "tests/distributed/test_prefetch.py::test_workers_take_the_waiting_away",
     "tokenizer_type": Probe(
         "data.tokenizer_type=ByteTokenizer",  # whose end of document is another id
         "losses",
@@ -237,7 +236,10 @@ DATA = {
     "tokenizer_model": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
     "vocab_file": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
     "merge_file": "tests/distributed/test_fields.py::test_tokenizer_files_are_read",
+    "sft": "tests/distributed/test_sft.py::test_only_the_assistants_words_are_learnt",
     "eod_mask_loss": Probe("data.eod_mask_loss=true", "losses"),
+    "reset_position_ids": Probe("data.reset_position_ids=true", "losses"),
+    "reset_attention_mask": Probe("data.reset_attention_mask=true", "losses"),
 }
 CHECKPOINT = {
     "save": f"{RESUME}::test_what_a_checkpoint_says_of_itself",

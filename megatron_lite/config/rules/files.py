@@ -69,6 +69,13 @@ def vocabulary_is_known(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("model.vocab_size", NO_VALUE, rule, "give it, or name a tokenizer")
 
 
+def loss_is_masked_once(cfg: RunConfig) -> Iterator[Problem]:
+    """Packed conversations carry their own loss mask."""
+    if cfg.data.sft:
+        why = "with data.sft, whose loss mask says what counts"
+        yield from without_effect(cfg.data, DataConfig, ("eod_mask_loss",), "data", why)
+
+
 def missing_files(cfg: RunConfig) -> Iterator[Problem]:
     """Corpora and tokenizer files that this machine lacks; faulty fields are passed over."""
     for name in CORPORA:
@@ -96,4 +103,5 @@ RULES: tuple[Rule, ...] = (
     validation_exists,
     tokenizer_has_its_files,
     vocabulary_is_known,
+    loss_is_masked_once,
 )

@@ -76,7 +76,8 @@ class DataConfig(Section):
     `tools/inspect_data.py --which-documents` names the numbers of an iteration."""
 
     num_workers: Whole = 0
-    """Processes that read batches ahead. 0: the training process reads them itself."""
+    """Processes a rank that read batches ahead, so that a step finds its own ready. What a step
+    waits for data nevertheless is in metrics.jsonl. 0: the training process reads them itself."""
 
     tokenizer_type: TokenizerType = "NullTokenizer"
     """Kind of tokenizer. NullTokenizer: token ids only, no text; model.vocab_size gives their
@@ -92,5 +93,20 @@ class DataConfig(Section):
     merge_file: Text | None = None
     """The merges.txt of GPT2BPETokenizer."""
 
+    sft: Flag = False
+    """Supervised fine-tuning on conversations: corpora are what tools/preprocess_chat.py wrote for
+    model.seq_length, each with its loss mask beside it; only what the assistant says has a loss.
+    Sizes of split are then in packs. With the two resets below conversations that share a sequence
+    do not see each other. false: plain text."""
+
     eod_mask_loss: Flag = False
-    """Leave the loss at end-of-document tokens out of the average."""
+    """Leave the loss at end-of-document tokens out of the average. Needs, like the two fields
+    below, a tokenizer that has such a token; with sft the loss mask says what counts."""
+
+    reset_position_ids: Flag = False
+    """Count positions from 0 after each end-of-document token, which is itself the last position
+    of the document that it ends; with sft in each conversation. false: along the whole sequence."""
+
+    reset_attention_mask: Flag = False
+    """Let tokens attend only to their own document, with sft to their own conversation. false: to
+    all of the sequence before them, whatever it holds."""

@@ -277,6 +277,11 @@ def zero(**keys: object) -> dict[str, object]:
             "data.tokenizer_model",
             r"no effect with ByteTokenizer",
         ),
+        (
+            {"data": {"sft": True, "eod_mask_loss": True}},
+            "data.eod_mask_loss",
+            r"no effect with data.sft, whose loss mask",
+        ),
         ({"checkpoint": {"save_interval": 5}}, "checkpoint.save_interval", r"without .*save"),
         ({"checkpoint": {"keep_last": 5}}, "checkpoint.keep_last", r"without checkpoint.save"),
         ({"checkpoint": {"ckpt_step": 5}}, "checkpoint.ckpt_step", r"without checkpoint.load"),

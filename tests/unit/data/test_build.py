@@ -24,6 +24,7 @@ class Section:
     train_data_path: Any = None
     valid_data_path: Any = None
     test_data_path: Any = None
+    sft: bool = False
 
 
 @pytest.mark.parametrize(

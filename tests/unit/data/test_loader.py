@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import islice
 
 import pytest
 import torch
 
+from megatron_lite.data.boundaries import Boundaries
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.gpt_dataset import GPTDataset
 from megatron_lite.data.indexed_dataset import IndexedDataset
@@ -57,11 +59,30 @@ def test_b28_an_evaluation_weighs_each_sample_once(dataset: GPTDataset) -> None:
 
 
 def test_eod_masks_positions_that_read_it(dataset: GPTDataset) -> None:
-    batch = next(micro_batches(dataset, [[0, 1]], eod_mask_loss=True, eod=99))
+    boundaries = Boundaries(eod=99, eod_mask_loss=True)
+    batch = next(micro_batches(dataset, [[0, 1]], boundaries=boundaries))
     assert bool((batch.tokens == 99).any())
     assert torch.equal(batch.loss_mask == 0, batch.tokens == 99)
-    with pytest.raises(DataError, match="eod_mask_loss"):
-        micro_batches(dataset, [[0]], eod_mask_loss=True, eod=None)
+    assert batch.position_ids is None and batch.document_ids is None
+
+
+def test_documents_restart_after_their_end(write_documents: WriteDocuments) -> None:
+    """The end-of-document token is the last of its document; a sample begins at position 0."""
+    documents = [[1, 2, 9], [9], [3, 4, 5, 9], [6, 7, 8]]
+    dataset = GPTDataset(write_documents(documents), seq_length=9, seed=1, shuffle=False)
+    boundaries = Boundaries(eod=9, reset_position_ids=True, reset_attention_mask=True)
+    batch = next(micro_batches(dataset, [[0, -1]], boundaries=boundaries))
+    assert batch.tokens[0].tolist() == [1, 2, 9, 9, 3, 4, 5, 9, 6]
+    assert batch.position_ids is not None and batch.document_ids is not None
+    assert batch.position_ids[0].tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 0]
+    assert batch.document_ids[0].tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 3]
+    assert batch.position_ids[1].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("name", ["eod_mask_loss", "reset_position_ids", "reset_attention_mask"])
+def test_boundaries_need_a_token_that_marks_them(name: str) -> None:
+    with pytest.raises(DataError, match=f"data.{name}: the tokenizer has no"):
+        Boundaries(eod=None, **{name: True})
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -87,8 +108,8 @@ def test_an_error_in_a_worker_arrives(write_documents: WriteDocuments) -> None:
         list(micro_batches(dataset, [[0, 1, 2, 3]], num_workers=1))
 
 
-def test_to_moves_all_three(dataset: GPTDataset) -> None:
-    batch = next(micro_batches(dataset, [[0]])).to("meta")
-    assert {batch.tokens.device.type, batch.labels.device.type, batch.loss_mask.device.type} == {
-        "meta"
-    }
+def test_to_moves_all_tensors(dataset: GPTDataset) -> None:
+    boundaries = Boundaries(eod=99, reset_position_ids=True, reset_attention_mask=True)
+    batch = next(micro_batches(dataset, [[0]], boundaries=boundaries)).to("meta")
+    tensors = [getattr(batch, field.name) for field in fields(batch)]
+    assert [tensor.device.type for tensor in tensors] == ["meta"] * 5

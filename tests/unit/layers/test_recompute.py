@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megatron_lite.config.load import load_config
+from megatron_lite.data.loader import MicroBatch
 from megatron_lite.layers.context import LayerContext
 from megatron_lite.models.gpt import GPTStage
 from megatron_lite.mpu.grid import Grid
@@ -21,17 +22,10 @@ MODELS = {"gpt": GPT, "llama": LLAMA}
 VOCAB = 96
 
 
-@dataclass
-class Batch:
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-
-
-def batch() -> Batch:
+def batch() -> MicroBatch:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, VOCAB, (2, 33), generator=generator)
-    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(2, 32))
+    return MicroBatch(tokens[:, :-1], tokens[:, 1:], torch.ones(2, 32))
 
 
 @dataclass
@@ -146,7 +140,7 @@ def kept_bytes(tmp_path: Path, overrides: list[str]) -> int:
     )
     tokens = torch.zeros(8, 32, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = stage(Batch(tokens, tokens, torch.ones(8, 32)))
+        loss = stage(MicroBatch(tokens, tokens, torch.ones(8, 32)))
     assert loss.requires_grad
     parameters = {p.untyped_storage().data_ptr() for p in stage.parameters()}
     return sum(size for pointer, size in found.items() if pointer not in parameters)

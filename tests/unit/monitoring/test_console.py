@@ -23,6 +23,7 @@ def row() -> StepMetrics:
         iteration=10,
         consumed_samples=320,
         elapsed_ms_per_iteration=812.3,
+        data_wait_ms_per_iteration=0.5,
         tokens_per_second=1234.5,
         tflops_per_gpu=1.2,
         mfu=None,
@@ -103,10 +104,12 @@ def test_summary_line() -> None:
         evaluation_seconds=4.0,
         save_seconds=8.0,
         skipped_iterations=2,
+        waiting_seconds=1.25,
         reason="all iterations done",
     )
     assert line == (
         " training ended at iteration 20 | reason: all iterations done |"
         " consumed samples:          640 | time training (s): 40.0 | evaluating (s): 4.0 |"
         " saving (s): 8.0 | total number of skipped iterations:   2 |"
+        " waiting for data (s): 1.2 |"
     )

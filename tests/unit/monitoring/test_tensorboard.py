@@ -19,6 +19,7 @@ ROW = StepMetrics(
     iteration=1,
     consumed_samples=4,
     elapsed_ms_per_iteration=500.0,
+    data_wait_ms_per_iteration=250.0,
     tokens_per_second=64.0,
     tflops_per_gpu=0.25,
     mfu=0.5,
@@ -43,6 +44,7 @@ BOTH_AXES = {
 }
 BY_ITERATION = {
     "iteration-time": 0.5,
+    "batch-generator-time": 0.25,
     "throughput": 0.25,
     "tokens-per-second": 64.0,
     "mfu": 0.5,

@@ -51,6 +51,21 @@ def test_time_between_steps_counts_as_training() -> None:
     assert timer.lap().seconds == 1.5
 
 
+def test_waiting_for_data_is_part_of_training() -> None:
+    clock = FakeClock()
+    timer = StepTimer(clock)
+    laps = []
+    for _ in range(2):
+        for seconds in (0.5, 0.25):
+            with timer.waiting():
+                clock.now += seconds
+            clock.now += 1.0
+            timer.step_done()
+        laps.append(timer.lap())
+    assert [(lap.seconds, lap.waited) for lap in laps] == [(2.75, 0.75)] * 2
+    assert timer.totals["train"] == 5.5
+
+
 def test_time_apart_is_booked_even_if_it_fails() -> None:
     clock = FakeClock()
     timer = StepTimer(clock)

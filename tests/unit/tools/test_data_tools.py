@@ -16,7 +16,10 @@ import pytest
 from megatron_lite.data.indexed_builder import IndexedDatasetBuilder
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-TOOLS = ("make_corpus", "train_tokenizer", "preprocess_data", "merge_datasets", "inspect_data")
+TOOLS = (
+    *("make_corpus", "train_tokenizer", "preprocess_data", "preprocess_chat"),
+    *("merge_datasets", "inspect_data"),
+)
 
 
 def _command(tool: str, *arguments: object) -> list[str]:
@@ -49,7 +52,7 @@ def test_help_and_bad_usage(tool: str) -> None:
 
 def test_no_tool_imports_torch() -> None:
     modules = (
-        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build"
+        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build chat"
     )
     names = ", ".join(f"megatron_lite.data.{name}" for name in modules.split())
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
