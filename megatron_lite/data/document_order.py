@@ -32,8 +32,8 @@ class DocumentOrder:
     Shuffled: the corpus is cut into at most 256 stretches of equal size, and a group holds one
     document of each, so that a window shows documents from all over the corpus. Each stretch is
     turned by a keyed distance, which says which of its documents meets which of the others in a
-    group; the groups are shuffled, and so are the documents of each. A corpus of up to 256 documents is one
-    group. Without a key a group is 256 neighbours and everything stays in place.
+    group; the groups are shuffled, and so are the documents of each. A corpus of up to 256
+    documents is one group. Without a key a group is 256 neighbours and everything stays in place.
 
     lengths: integers [documents], tokens each; kept as they are, so they may be a mapped file.
     """
