@@ -49,7 +49,8 @@ def test_help_and_bad_usage(tool: str) -> None:
 
 def test_no_tool_imports_torch() -> None:
     modules = (
-        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build"
+        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build "
+        "merge provenance training_order"
     )
     names = ", ".join(f"megatron_lite.data.{name}" for name in modules.split())
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
