@@ -52,7 +52,8 @@ def test_help_and_bad_usage(tool: str) -> None:
 
 def test_no_tool_imports_torch() -> None:
     modules = (
-        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build chat"
+        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build "
+        "chat merge provenance training_order"
     )
     names = ", ".join(f"megatron_lite.data.{name}" for name in modules.split())
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
