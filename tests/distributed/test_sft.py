@@ -105,5 +105,8 @@ def test_only_the_assistants_words_are_learnt(
 def test_a_loss_mask_is_not_overlooked(talks_and_config: tuple[list[Talk], Path]) -> None:
     _, path = talks_and_config
     data = load_config(path, ["data.sft=false"], 1).config.data
+    prefix = str(data.data_path)
+    blend = data.model_copy(update={"sft": True, "data_path": (0.5, prefix, 0.5, prefix)})
+    assert build_datasets(blend, seq_length=SEQ_LENGTH, seed=1).train[7].shape == (3, 81)
     with pytest.raises(DataError, match=r"packed conversations .* but data.sft is false"):
         build_datasets(data, seq_length=SEQ_LENGTH, seed=1)

@@ -30,11 +30,13 @@ def train(folder: Path, model: dict[str, Any], **sections: Any) -> list[dict[str
     return [json.loads(row) for row in (folder / "run/metrics.jsonl").read_text().splitlines()]
 
 
-def on_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]) -> Any:
+def on_cpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], **sections: Any
+) -> Any:
     """The same run with the GPU hidden."""
     with monkeypatch.context() as hidden:
         hidden.setenv("CUDA_VISIBLE_DEVICES", "")
-        return train(folder, model)
+        return train(folder, model, **sections)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
@@ -91,13 +93,26 @@ def test_compiled_layers_agree(tmp_path: Path) -> None:
     assert compiled[-1]["lm_loss"] == pytest.approx(eager[-1]["lm_loss"], rel=1e-3)
 
 
-def test_attention_takes_the_flash_kernel() -> None:
+def test_packed_documents_equal_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by workers, by way of pinned memory."""
+    data = {"reset_position_ids": True, "reset_attention_mask": True}
+    expected = on_cpu(tmp_path / "cpu", monkeypatch, LLAMA, data=data)
+    found = train(tmp_path / "gpu", LLAMA, data=data | {"num_workers": 2})
+    assert found[0]["lm_loss"] == pytest.approx(expected[0]["lm_loss"], rel=1e-5)
+    assert found[0]["grad_norm"] == pytest.approx(expected[0]["grad_norm"], rel=1e-4)
+    assert found[-1]["data_wait_ms_per_iteration"] < 5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_takes_a_fused_kernel(packed: bool) -> None:
+    """Flash, or with a mask for packed documents, which flash can't take, the memory-efficient."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from megatron_lite.config.schema import ModelConfig
     from megatron_lite.layers.attention import SelfAttention
     from megatron_lite.layers.context import Init, LayerContext
+    from megatron_lite.layers.packing import Packing, document_mask
     from megatron_lite.mpu.random import RngStreams
 
     device = torch.device("cuda")
@@ -107,7 +122,14 @@ def test_attention_takes_the_flash_kernel() -> None:
         model, context, "attention", output_init=Init(std=0.1), recompute_core=False
     )
     hidden = torch.randn(2 * 32, 512, device=device, dtype=torch.bfloat16, requires_grad=True)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # raises where flash can't take the inputs
-        attention(hidden, 2).sum().backward()
+    kernel, packing = SDPBackend.FLASH_ATTENTION, Packing()
+    if packed:
+        ids = torch.arange(64, device=device).view(2, 32) // 10
+        kernel, packing = (
+            SDPBackend.EFFICIENT_ATTENTION,
+            Packing(None, document_mask(ids, hidden.dtype)),
+        )
+    with sdpa_kernel(kernel):  # raises where the kernel can't take the inputs
+        attention(hidden, 2, packing).sum().backward()
     assert hidden.grad is not None
     assert torch.isfinite(hidden.grad).all()

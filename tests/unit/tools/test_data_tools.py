@@ -60,6 +60,22 @@ def test_no_tool_imports_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=_environment()).returncode == 0
 
 
+def test_from_conversations_to_packs(tmp_path: Path) -> None:
+    line = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    source = tmp_path / "chat.jsonl"
+    flags = ["--input", source, "--output-prefix", tmp_path / "out", "--seq-length", 64]
+    flags += ["--tokenizer-type", "ByteTokenizer", "--chat-template", "plain"]
+    source.write_text(f"{line}\n{{}}\n")
+    refused = _run("preprocess_chat", *flags)
+    assert refused.returncode == 2 and "chat.jsonl: line 2: field 'messages'" in refused.stderr
+    assert "Traceback" not in refused.stderr and not list(tmp_path.glob("out*"))
+    source.write_text(f"{line}\n{line}\n{line}\n")
+    made = _run("preprocess_chat", *flags)
+    assert made.returncode == 0 and "3 conversations, 81 tokens, 6 of them" in made.stdout
+    for prefix in ("out_messages_document", "out_messages_document_loss_mask"):
+        assert "documents    2" in _run("inspect_data", tmp_path / prefix).stdout
+
+
 def test_from_text_to_inspection(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "hello"}\n{"text": ""}\n{"text": "world"}\n')
