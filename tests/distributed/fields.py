@@ -262,7 +262,7 @@ LOGGING = {
 LAUNCH_SECTION = dict.fromkeys(
     ("nodes", "gpus_per_node"),
     "tests/distributed/test_fields.py::test_machines_give_the_number_of_ranks",
-)
+) | {"requeue": "tests/slurm/test_life.py::test_asked_to_leave_it_is_queued_again_and_goes_on"}
 FIELDS: dict[str, Probe | str] = {
     f"{section}.{name}": shown
     for section, fields in {
