@@ -99,6 +99,13 @@ class Cluster:
             time.sleep(0.2)
         return state
 
+    def wait_for_step(self, job: str, timeout: float) -> None:
+        """Until the job's first srun has begun."""
+        deadline = time.monotonic() + timeout
+        while f"{job}.0" not in self.run("squeue", "--steps", "--noheader", "--format=%i").split():
+            assert time.monotonic() < deadline, self.run("scontrol", "show", "job", job)
+            time.sleep(0.05)
+
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,29 +42,33 @@ def unbroken(slurm: Cluster, config: Path, tmp_path_factory: pytest.TempPathFact
     return run_dir
 
 
-def submit(slurm: Cluster, config: Path, run_dir: Path, *overrides: str, slow: float = 0) -> str:
-    """Queue launch/train.sbatch on both nodes with two ranks each; returns the job's id."""
+def submit(
+    slurm: Cluster,
+    config: Path,
+    run_dir: Path,
+    *overrides: str,
+    phase: str = "",
+    seconds: float = 0.0,
+    options: Sequence[str] = (),
+) -> str:
+    """Queue launch/train.sbatch on both nodes with two ranks each; returns the job's id.
+
+    In the phase it lingers, each time for some seconds; run_dir/mark tells that it has begun.
+    """
     sets = [word for value in [*layout(2, 1), *overrides] for word in ("--set", value)]
     env = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    if slow:
-        env |= {"PYTHON": str(slowed(run_dir, slow))}
+    if phase:
+        env["PYTHON"] = str(run_dir / "python")
+        env |= {"PHASE": phase, "SECONDS": str(seconds), "MARK": str(run_dir / "mark")}
+        lingering = f'exec {sys.executable} -c "import tests.slurm.slow as s; s.main()" "$@"'
+        (run_dir / "python").write_text(f"#!/bin/bash\n{lingering}\n")
+        (run_dir / "python").chmod(0o755)
     return slurm.run(
-        *("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2"),
+        *("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", *options),
         *(f"--output={run_dir}/out", f"--chdir={ROOT}", ROOT / "launch/train.sbatch"),
         *(config, "--run-dir", run_dir, *sets),
         env=env,
     )
-
-
-def slowed(run_dir: Path, seconds: float) -> Path:
-    """An interpreter in which every step takes that much longer, so that a signal can hit one."""
-    path = run_dir / "python"
-    path.write_text(
-        f"#!/bin/bash\nexport SECONDS_PER_STEP={seconds}\n"
-        f'exec {sys.executable} -c "import tests.slurm.slow as s; s.main()" "$@"\n'
-    )
-    path.chmod(0o755)
-    return path
 
 
 def output(run_dir: Path) -> str:
@@ -112,7 +117,7 @@ def test_two_nodes_train_to_the_end(unbroken: Path) -> None:
 def test_asked_to_leave_it_is_queued_again_and_goes_on(
     slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    job = submit(slurm, config, tmp_path, slow=0.5)
+    job = submit(slurm, config, tmp_path, phase="training", seconds=0.5)
     wait_for_step(slurm, job, tmp_path, 3)
     slurm.run("scancel", "--signal=USR1", job)
     hurry(slurm, job)
@@ -127,10 +132,68 @@ def test_asked_to_leave_it_is_queued_again_and_goes_on(
 def test_a_killed_step_is_queued_again_and_goes_on(
     slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    job = submit(slurm, config, tmp_path, slow=0.2)
+    job = submit(slurm, config, tmp_path, phase="training", seconds=0.2)
     wait_for_step(slurm, job, tmp_path, 10)
     slurm.run("scancel", "--signal=KILL", f"{job}.0")
     hurry(slurm, job)
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
     assert "killed (srun gave" in output(tmp_path) and "start 2 of job" in output(tmp_path)
+    assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(
+    ("phase", "delay"),
+    [
+        *(("start-up", seconds) for seconds in (0.0, 0.7, 2.0, 5.0)),
+        *(("training", seconds) for seconds in (0.0, 0.6)),
+        *(("evaluation", seconds) for seconds in (0.0, 1.5)),
+        *(("save", seconds) for seconds in (0.0, 1.5)),
+    ],
+)
+def test_the_signal_is_heeded_in_every_phase(
+    phase: str, delay: float, slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    """Ten of ten: the run leaves with what it has saved, and comes to the same end."""
+    evaluations = ["training.eval_interval=6", "training.eval_iters=2"]
+    job = submit(slurm, config, tmp_path, *evaluations, phase=phase, seconds=2.0)
+    deadline = time.monotonic() + LIMIT
+    while not (tmp_path / ("restarts.jsonl" if phase == "start-up" else "mark")).exists():
+        assert time.monotonic() < deadline, output(tmp_path)
+        time.sleep(0.05)
+    if phase == "start-up":
+        slurm.wait_for_step(job, LIMIT)
+    time.sleep(delay)
+    slurm.run("scancel", "--signal=USR1", job)
+    hurry(slurm, job)
+    assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
+    assert "SIGUSR1 | queued again" in output(tmp_path)
+    assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
+def test_a_time_limit_is_met(slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path) -> None:
+    """Slurm's own signal, 30 s before the limit of a minute."""
+    options = ["--time=1", "--signal=USR1@30"]
+    job = submit(slurm, config, tmp_path, phase="training", seconds=4.0, options=options)
+    for _ in range(3):
+        hurry(slurm, job)
+        if slurm.wait(job, [*ENDED, "PENDING"], LIMIT) != "PENDING":
+            break
+    assert slurm.state(job) == "COMPLETED", output(tmp_path)
+    assert "SIGUSR1 | queued again" in output(tmp_path)
+    assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
+def test_a_node_that_goes_down(
+    slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    job = submit(slurm, config, tmp_path, phase="training", seconds=0.5)
+    wait_for_step(slurm, job, tmp_path, 10)
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    slurm.wait(job, ["PENDING"], LIMIT)
+    slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    hurry(slurm, job)
+    assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
     assert_same_losses(tmp_path, unbroken)
