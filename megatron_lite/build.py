@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +28,7 @@ from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.zero3_engine import Zero3Engine
+from megatron_lite.health.stopping import StopRequest
 from megatron_lite.layers.context import LayerContext, placement_of
 from megatron_lite.layers.kernels import describe_kernels
 from megatron_lite.models.gpt import GPTStage
@@ -55,6 +56,7 @@ class Place:
     groups: ProcessGroups
     device: torch.device
     run_dir: Path
+    stop: StopRequest = field(default_factory=StopRequest)
 
 
 def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:
@@ -133,6 +135,7 @@ def build_trainer(
         ),
         timer=timer,
         device=place.device,
+        stop=place.stop,
     )
 
 

@@ -10,9 +10,11 @@ import signal
 import sys
 import time
 import traceback
+from threading import Thread
 from typing import NoReturn
 
 from megatron_lite.health.peers import Peers
+from megatron_lite.health.stopping import StopRequest
 from megatron_lite.outcome import Outcome
 
 FAILED, REFUSED = 1, 2
@@ -25,8 +27,8 @@ PATIENCE = 5.0
 class Ending:
     """The bad ends of this rank; each ends the process."""
 
-    def __init__(self, outcome: Outcome, *, rank: int) -> None:
-        self._outcome, self._rank = outcome, rank
+    def __init__(self, outcome: Outcome, stop: StopRequest, *, rank: int) -> None:
+        self._outcome, self._stop, self._rank = outcome, stop, rank
         self.peers: Peers | None = None
         """Known once the process group is there."""
 
@@ -66,13 +68,26 @@ class Ending:
             status = self._outcome.read()
             cause = f"rank {status.get('rank')}: {status.get('error')}"
             print(f"rank {self._rank} stops because of {cause}", file=sys.stderr, flush=True)
-        interrupted = isinstance(error, KeyboardInterrupt)
-        _leave(BY_SIGNAL + signal.SIGINT if interrupted else FAILED)
+        _leave(FAILED)
 
-    def signalled(self, number: signal.Signals) -> NoReturn:
-        """Somebody wants this process to end: a launcher that saw another rank die, or a person."""
-        if number == signal.SIGINT:
-            time.sleep(2.0)  # the main thread has a KeyboardInterrupt, unless it hangs
+    def signalled(self, number: signal.Signals) -> None:
+        """Somebody wants this process to end: a launcher that saw another rank die, or a person.
+
+        Training that goes well is asked to save first. It ends at once if a peer has died, at a
+        second signal, and when no step ends.
+        """
+        lost = [] if self.peers is None else self.peers.gone()
+        if self._stop.heeded and self._stop.reason is None and not lost:
+            self._stop.ask(number.name)
+            Thread(target=self._wait_for_the_answer, args=[number], daemon=True).start()
+        else:
+            self._stopped_by(number)
+
+    def _wait_for_the_answer(self, number: signal.Signals) -> None:
+        if not self._stop.answered.wait(self._stop.patience):
+            self._stopped_by(number)
+
+    def _stopped_by(self, number: signal.Signals) -> NoReturn:
         if self._first(f"stopped by {number.name}"):
             print(f"rank {self._rank} stops: {number.name}", file=sys.stderr, flush=True)
         _leave(BY_SIGNAL + number)

@@ -24,10 +24,12 @@ from megatron_lite.config.load import LoadedConfig, resolved_dict
 from megatron_lite.data.errors import DataError
 from megatron_lite.ending import Ending
 from megatron_lite.health.peers import Peers
+from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.watch import when_orphaned, when_signalled
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
+from megatron_lite.rendezvous import meeting_point
 from megatron_lite.trainer import Trainer, TrainingStopped
 
 
@@ -36,22 +38,28 @@ class Refused(Exception):
 
 
 def run(
-    loaded: LoadedConfig, run_dir: Path, launched: Mapping[str, int], *, launcher: int | None = None
+    loaded: LoadedConfig,
+    run_dir: Path,
+    launched: Mapping[str, int],
+    *,
+    stop: StopRequest,
+    launcher: int | None = None,
 ) -> int:
     """Train; returns the exit code of this rank.
 
-    `launcher` is the process id of a parent without which this process must not go on.
+    `stop` may have been asked for already. `launcher` is the process id of a parent without which
+    this process must not go on.
     """
     rank, local_rank = launched.get("rank", 0), launched.get("local_rank", 0)
     outcome = Outcome(run_dir, rank=rank)
-    ending = Ending(outcome, rank=rank)
+    ending = Ending(outcome, stop, rank=rank)
     when_signalled(ending.signalled)
     if launcher is not None:
         when_orphaned(launcher, ending.orphaned)
     try:
         device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
         ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
-        return _train(loaded, run_dir, outcome, rank=rank, device=device)
+        return _train(loaded, run_dir, outcome, stop, rank=rank, device=device)
     except Refused as error:
         ending.refused(error)
     except (TrainingStopped, CheckpointError) as error:
@@ -62,7 +70,13 @@ def run(
 
 
 def _train(
-    loaded: LoadedConfig, run_dir: Path, outcome: Outcome, *, rank: int, device: torch.device
+    loaded: LoadedConfig,
+    run_dir: Path,
+    outcome: Outcome,
+    stop: StopRequest,
+    *,
+    rank: int,
+    device: torch.device,
 ) -> int:
     if rank == 0:
         describe(loaded, run_dir)
@@ -70,13 +84,14 @@ def _train(
     grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
     groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
     try:
-        place = Place(groups, device, run_dir)
+        place = Place(groups, device, run_dir, stop)
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
     state = _fit(trainer)
     dist.barrier()
-    outcome.write(state)
+    reason = {} if trainer.left_because is None else {"reason": trainer.left_because}
+    outcome.write(state, iteration=trainer.progress.iteration, **reason)
     trainer.report.close()
     trainer.engine.close()
     dist.destroy_process_group()
@@ -108,13 +123,8 @@ def open_distributed(
     timeout = _timeout(loaded)
     if loaded.world_size == 1:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
-        store, *_ = next(dist.rendezvous("env://", rank, loaded.world_size, timeout=timeout))
     else:
-        raise Refused(
-            f"{loaded.world_size} ranks, but MASTER_ADDR and MASTER_PORT, where they would meet, "
-            "are not both set: start with torchrun, or set them (the same for all ranks)"
-        )
+        store = _meet(rank, loaded.world_size, timeout)
     dist.init_process_group(
         backend="nccl" if cuda else "gloo",
         store=dist.PrefixStore("groups", store),
@@ -123,6 +133,27 @@ def open_distributed(
         timeout=timeout,
     )
     return device, dist.PrefixStore("peers", store)
+
+
+def _meet(rank: int, world_size: int, timeout: timedelta) -> Any:
+    """The store of a job of several ranks, held by rank 0."""
+    try:
+        place = meeting_point(os.environ)
+    except ValueError as error:
+        raise Refused(f"where the ranks meet can't be told: {error}") from error
+    if place is None:
+        raise Refused(
+            f"{world_size} ranks, but MASTER_ADDR and MASTER_PORT, where they would meet, are not "
+            "both set: start with torchrun or srun, or set them (the same for all ranks)"
+        )
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place[0], str(place[1])
+    try:
+        store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+    except dist.DistError as error:
+        raise Refused(
+            f"rank {rank} of {world_size} can't meet the others at {place[0]}:{place[1]}: {error}"
+        ) from error
+    return store
 
 
 def _timeout(loaded: LoadedConfig) -> timedelta:

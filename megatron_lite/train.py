@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,9 @@ from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config
 from megatron_lite.config.resuming import COMPARED, SavedRun, resume_config
 from megatron_lite.config.schema import CheckpointConfig
+from megatron_lite.health.stopping import StopRequest
 from megatron_lite.outcome import Outcome
+from megatron_lite.rendezvous import launch_facts
 
 DONE, FAILED, REFUSED, REQUEUE = 0, 1, 2, 3
 
@@ -55,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run; returns the exit code."""
     args = parse(argv)
     launched = launch_facts(os.environ)
+    stop = StopRequest()
+    stop.listen(signal.SIGUSR1)
     # Read now: by the time torch is imported a launcher may be gone.
     launcher = os.getppid() if launcher_is_parent(os.environ) else None
     try:
@@ -79,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from megatron_lite.session import run
 
-    return run(loaded, args.run_dir, launched, launcher=launcher)
+    return run(loaded, args.run_dir, launched, stop=stop, launcher=launcher)
 
 
 def configure(args: argparse.Namespace, launched: Mapping[str, int]) -> LoadedConfig:
@@ -148,22 +153,6 @@ def show(loaded: LoadedConfig) -> int:
 def launcher_is_parent(env: Mapping[str, str]) -> bool:
     """True under torchrun and deepspeed: their death must end this process too."""
     return "TORCHELASTIC_RUN_ID" in env or "CROSS_RANK" in env
-
-
-def launch_facts(env: Mapping[str, str]) -> dict[str, int]:
-    """World size, rank and local rank, from torchrun's or deepspeed's variables, else Slurm's.
-
-    Empty where the process was started alone.
-    """
-    names = {
-        "world_size": ("WORLD_SIZE", "SLURM_NTASKS"),
-        "rank": ("RANK", "SLURM_PROCID"),
-        "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
-    }
-    for source in (0, 1):
-        if names["world_size"][source] in env:
-            return {fact: int(env.get(known[source], 0)) for fact, known in names.items()}
-    return {}
 
 
 if __name__ == "__main__":

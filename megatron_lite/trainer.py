@@ -19,6 +19,7 @@ from megatron_lite.data.loader import MicroBatch
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
+from megatron_lite.health.stopping import StopRequest
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.mappings import all_reduce
@@ -60,14 +61,18 @@ class Trainer:
     saver: Saver
     timer: StepTimer
     device: torch.device
+    stop: StopRequest
+    left_because: str | None = None
+    """Why training ended before its end."""
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
+    _began_at: int = 0
     _logged_samples: int = 0
     _incurable: int = 0
     """Skipped steps in a row that a lower loss scale can't cure."""
 
     def fit(self) -> Literal["done", "requeue"]:
-        """Train to the end, or until the time is up (then "requeue").
+        """Train to the end, or until asked to leave or out of time (then "requeue").
 
         TrainingStopped, on all ranks alike, where going on makes no sense.
         """
@@ -79,26 +84,23 @@ class Trainer:
 
     def _fit(self) -> Literal["done", "requeue"]:
         self.saver.nothing_new(self.progress.iteration)
+        self._began_at = self.progress.iteration
         self._logged_samples = self.progress.consumed_samples
         total = train_iters(self.config.training)
-        reason: Literal["done", "requeue"] = "done"
-        while self.progress.iteration < total:
+        while self.progress.iteration < total and not self._must_leave():
             self.iteration(total)
             self.saver.finish_written()
             if self._due(self.config.training.eval_interval) and "valid" in self.evaluations:
                 self.evaluate("valid")
             if self._due(self.config.checkpoint.save_interval):
                 self.save()
-            if self.progress.iteration < total and self._time_is_up():
-                reason = "requeue"
-                break
-        if reason == "done" and "test" in self.evaluations:
+        if self.progress.iteration == total and "test" in self.evaluations:
             self.evaluate("test")
         self.save()
         self.saver.finish()
-        why = {"done": "all iterations done", "requeue": "exit_duration_in_mins is over"}
-        self.report.summary(self.progress, self.timer, why[reason])
-        return reason
+        why = self.left_because or "all iterations done"
+        self.report.summary(self.progress, self.timer, why)
+        return "done" if self.left_because is None else "requeue"
 
     def iteration(self, total: int) -> None:
         """Train on one global batch, the next of `total` updates; log it where a log is due."""
@@ -203,8 +205,11 @@ class Trainer:
         )
         self._logged_samples = consumed
 
-    def evaluate(self, part: Part) -> float:
-        """Mean loss over the unmasked tokens of a part; leaves training bit for bit as it was."""
+    def evaluate(self, part: Part) -> float | None:
+        """Mean loss over the unmasked tokens of a part; leaves training bit for bit as it was.
+
+        None, with nothing reported, where the run is asked to leave meanwhile.
+        """
         started = self.timer.totals["evaluation"]
         self.engine.train(False)
         total, tokens = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
@@ -214,9 +219,13 @@ class Trainer:
             while some := [b.to(self.device) for b in islice(batches, 4 * self._stages)]:
                 losses, seen = self._run("forward-only", some)
                 total, tokens = sum(losses, start=total), tokens + seen
+                if self._must_leave():
+                    break
             last = self.groups.pipeline.rank == self._stages - 1
             loss = mean_over_tokens([total] if last else [], tokens, self.groups)
         self.engine.train(True)
+        if self.left_because is not None:
+            return None
         seconds = self.timer.totals["evaluation"] - started
         self.report.evaluation(part, self.progress, loss=loss, seconds=seconds)
         return loss
@@ -240,11 +249,18 @@ class Trainer:
             origins=self.origins,
         )
 
-    def _time_is_up(self) -> bool:
-        limit = self.config.training.exit_duration_in_mins
-        return limit is not None and any_rank(
-            time.monotonic() - self._started > 60 * limit, self.device
-        )
+    def _must_leave(self) -> bool:
+        """Whether all ranks save and leave, since one was asked to or its time is up. Collective;
+        after the first time the answer stays."""
+        if self.left_because is not None:
+            return True
+        own, limit = self.stop.poll(), self.config.training.exit_duration_in_mins
+        in_time = limit is None or time.monotonic() - self._started <= 60 * limit
+        if own is None and not in_time and self.progress.iteration > self._began_at:
+            own = "exit_duration_in_mins is over"
+        if any_rank(own is not None, self.device):
+            self.left_because = own or "another rank was asked to"
+        return self.left_because is not None
 
     @property
     def _adapts(self) -> bool:

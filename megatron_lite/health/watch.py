@@ -29,8 +29,8 @@ def when_orphaned(parent: int, act: Callable[[], None]) -> None:
 def when_signalled(act: Callable[[signal.Signals], None]) -> None:
     """Call `act` from a thread of its own at each SIGTERM and SIGINT; main thread only.
 
-    SIGINT raises KeyboardInterrupt in the main thread as well, as ever. A SIGTERM that is ignored
-    stays ignored. Forked children, such as loader workers, have neither.
+    Nothing else happens: no KeyboardInterrupt. A SIGTERM that is ignored stays ignored. In forked
+    children, such as loader workers, both do what they do by default.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         return
@@ -39,10 +39,12 @@ def when_signalled(act: Callable[[signal.Signals], None]) -> None:
     # The signal's number is written here at once, whatever the main thread does.
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: None)
 
     def forget() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     os.register_at_fork(after_in_child=forget)
 

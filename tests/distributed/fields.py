@@ -265,7 +265,13 @@ LOGGING = {
 LAUNCH_SECTION = dict.fromkeys(
     ("nodes", "gpus_per_node"),
     "tests/distributed/test_fields.py::test_machines_give_the_number_of_ranks",
-)
+) | {
+    "requeue": "tests/slurm/test_life.py::test_asked_to_leave_it_is_queued_again_and_goes_on",
+    **dict.fromkeys(
+        ("time", "partition", "account", "job_name"),
+        "tests/unit/launch/test_submit.py::test_b50_a_job_gets_everything",
+    ),
+}
 FIELDS: dict[str, Probe | str] = {
     f"{section}.{name}": shown
     for section, fields in {

@@ -34,6 +34,9 @@ def config(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+LEFT = {"state": "requeue", "iteration": 1, "reason": "exit_duration_in_mins is over"}
+
+
 def status(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "status.json").read_text())
 
@@ -62,7 +65,7 @@ def test_a_run_leaves_what_starts_it_again(config: Path, tmp_path: Path) -> None
     """Exit codes 0 and 3; the kept config, stopped after one step and resumed, repeats the run."""
     first, again = tmp_path / "first", tmp_path / "again"
     ended = alone(config, first)
-    assert ended.code == 0 and status(first) == {"state": "done"}
+    assert ended.code == 0 and status(first) == {"state": "done", "iteration": 4}
     assert {path.name for path in first.iterdir() if not path.name.startswith(".")} == {
         "config.json",
         "ds_config.json",
@@ -78,10 +81,10 @@ def test_a_run_leaves_what_starts_it_again(config: Path, tmp_path: Path) -> None
     kept = first / "config.json"
     stopped = alone(kept, again, "training.exit_duration_in_mins=1e-9")
     assert stopped.code == 3, stopped.err
-    assert status(again) == {"state": "requeue"}
+    assert status(again) == LEFT
     assert losses(again) == losses(first)[:1]
     resumed = alone(kept, again, 'checkpoint.load="checkpoints"')
-    assert resumed.code == 0 and status(again) == {"state": "done"}
+    assert resumed.code == 0 and status(again) == {"state": "done", "iteration": 4}
     assert losses(again) == losses(first)
     assert json.loads((again / "config.json").read_text()) | {"checkpoint": {}} == json.loads(
         kept.read_text()
@@ -98,7 +101,7 @@ def test_several_processes_say_everything_once(config: Path, tmp_path: Path) -> 
     soon = [*layout(2, 1), "training.exit_duration_in_mins=1e-9"]
     ended = fork_main(arguments(config, tmp_path / "soon", *soon), processes=2)
     assert [one.code for one in ended] == [3, 3]
-    assert status(tmp_path / "soon") == {"state": "requeue"}
+    assert status(tmp_path / "soon") == LEFT
 
     absent = [*layout(2, 1), f'checkpoint.load="{tmp_path}/nowhere"']
     ended = fork_main(arguments(config, tmp_path / "absent", *absent), processes=2)

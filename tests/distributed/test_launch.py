@@ -104,7 +104,7 @@ def test_b46_two_jobs_at_once(config: Path, tmp_path: Path) -> None:
             assert code == 0, err
             assert out.count(" iteration        3/       3 |") == 1
             assert "Traceback" not in err
-            assert status(run_dir) == {"state": "done"}
+            assert status(run_dir) == {"state": "done", "iteration": 3}
             job.wait_until_empty(10)
     losses = [[row["lm_loss"] for row in rows(run_dir)] for run_dir in runs]
     assert losses[0] == losses[1] and len(losses[0]) == 3

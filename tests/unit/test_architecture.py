@@ -27,6 +27,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"outcome"}),
         frozenset({"command"}),
         frozenset({"progress"}),
+        frozenset({"rendezvous"}),
     ),
     (frozenset({"mpu"}), frozenset({"monitoring"}), frozenset({"health"})),
     (
@@ -43,18 +44,20 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"ending"}),),
     (frozenset({"session"}),),
     (frozenset({"train"}),),
+    (frozenset({"slurm"}),),
 )
 PURE = (
     "config",
     "sharding",
     "outcome",
     "command",
+    "rendezvous",
     "mpu.grid",
     *(f"pipeline.{m}" for m in PURE_PIPELINE),
 )
 """Modules that must load where torch is not installed."""
 DEEPSPEED = ("engine.deepspeed_setup",)
-ENVIRONMENT = ("train", "session")
+ENVIRONMENT = ("train", "session", "slurm")
 TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "convert", "sharding", "progress", *PURE)
 LONGEST_FILE = 400
 

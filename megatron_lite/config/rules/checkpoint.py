@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megatron_lite.config.errors import Problem
+from megatron_lite.config.errors import Problem, show
 from megatron_lite.config.rules.common import Rule, without_effect
 from megatron_lite.config.schema import CheckpointConfig, RunConfig
 
@@ -50,6 +50,19 @@ def loading_is_unambiguous(cfg: RunConfig) -> Iterator[Problem]:
         yield from without_effect(checkpoint, CheckpointConfig, unread, "checkpoint", why)
 
 
+def a_requeued_job_goes_on(cfg: RunConfig) -> Iterator[Problem]:
+    """It must find what it saved, and its first start finds nothing."""
+    if not cfg.launch.requeue:
+        return
+    save, load = cfg.checkpoint.save, cfg.checkpoint.load
+    if save is None or load != save:
+        rule = f"must be what launch.requeue would go on from: checkpoint.save is {show(save)}"
+        yield Problem("checkpoint.load", load, rule, f"set both to {show(save or 'checkpoints')}")
+    elif cfg.checkpoint.exit_on_missing_checkpoint:
+        path = "checkpoint.exit_on_missing_checkpoint"
+        yield Problem(path, True, "would refuse the first start of launch.requeue", "use false")
+
+
 def states_can_be_read(cfg: RunConfig) -> Iterator[Problem]:
     """DeepSpeed reads nvme into buffers that it may use again; saving what was there is untried."""
     zero = cfg.deepspeed.zero_optimization
@@ -68,5 +81,6 @@ RULES: tuple[Rule, ...] = (
     saving_has_a_folder,
     loading_has_a_folder,
     loading_is_unambiguous,
+    a_requeued_job_goes_on,
     states_can_be_read,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_lite.config.fields import DERIVE, Derived, PositiveWhole, Section
+from megatron_lite.config.fields import DERIVE, Derived, Flag, PositiveWhole, Section, Text
 
 
 class LaunchConfig(Section):
@@ -14,3 +14,19 @@ class LaunchConfig(Section):
     gpus_per_node: Derived[PositiveWhole] = DERIVE
     """Processes, and GPUs where there are any, on each machine. null: tensor size x pipeline
     size."""
+
+    requeue: Flag = False
+    """Queue a Slurm job again when its time is over or a node or process was killed, until training
+    is done or two restarts in a row brought no new checkpoint."""
+
+    time: Text | None = None
+    """Time limit of a Slurm job, as sbatch reads it (such as 1-12:00:00). null: the partition's."""
+
+    partition: Text | None = None
+    """Slurm partition. null: the site's, or Slurm's default."""
+
+    account: Text | None = None
+    """Slurm account. null: the site's, or the user's default."""
+
+    job_name: Text | None = None
+    """Name of the Slurm job. null: that of the run folder."""

@@ -15,23 +15,6 @@ from megatron_lite.config.load import LoadedConfig, load_config
 Changes = dict[str, dict[str, Any]]
 
 
-@pytest.fixture
-def small_run() -> dict[str, Any]:
-    """The least that a run must say."""
-    return {
-        "model": {
-            "num_layers": 4,
-            "hidden_size": 64,
-            "num_attention_heads": 8,
-            "seq_length": 32,
-            "vocab_size": 100,
-        },
-        "training": {"micro_batch_size": 2, "global_batch_size": 16, "train_iters": 10},
-        "optimizer": {"lr": 1e-3},
-        "data": {"data_path": "corpus"},
-    }
-
-
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`base` with `changes` laid over it; a value of `...` removes the key."""
     result = dict(base)

@@ -8,6 +8,12 @@ import pytest
 @pytest.mark.parametrize(
     ("changes", "path", "words"),
     [
+        ({"launch": {"requeue": True}}, "checkpoint.load", r"would go on from"),
+        (
+            {"launch": {"requeue": True}, "checkpoint": {"save": "c", "load": "c"}},
+            "checkpoint.exit_on_missing_checkpoint",
+            r"would refuse the first start",
+        ),
         ({"checkpoint": {"strict": False}}, "checkpoint.strict", r"without checkpoint.load"),
         (
             {"checkpoint": {"load": "c", "finetune": True, "no_load_rng": True}},

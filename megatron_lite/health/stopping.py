@@ -1,0 +1,58 @@
+"""StopRequest: somebody wants the run to save and leave; the trainer asks between its steps.
+
+A signal's handler only takes note, so the signal may come at any moment, even before torch is
+imported.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+PATIENCE = 15.0
+"""Seconds that a run is given to end a step, whatever its steps took before."""
+
+
+class StopRequest:
+    """What this process was asked; ranks agree on it when they poll (see Trainer)."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        """Who asked first; None: nobody did."""
+        self.answered = threading.Event()
+        """Set once a trainer knows."""
+        self._polled: float | None = None
+        self._longest = 0.0
+
+    def ask(self, reason: str) -> None:
+        """Leave at the next occasion."""
+        self.reason = self.reason or reason
+
+    def poll(self) -> str | None:
+        """What was asked; called between two steps, on every rank."""
+        now = time.monotonic()
+        if self._polled is not None:
+            self._longest = max(self._longest, now - self._polled)
+        self._polled = now
+        if self.reason is not None:
+            self.answered.set()
+        return self.reason
+
+    @property
+    def heeded(self) -> bool:
+        """Whether anybody polls."""
+        return self._polled is not None
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a request that is not answered never will be."""
+        return max(PATIENCE, 3 * self._longest)
+
+    def listen(self, number: signal.Signals) -> None:
+        """Take a signal as such a request from now on; main thread only.
+
+        It may have been blocked when this process began, so that one which came too early waits.
+        """
+        signal.signal(number, lambda *_: self.ask(number.name))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,0 +1,72 @@
+"""Which rank this process is and where the ranks meet, from a launcher's variables or Slurm's.
+
+Pure but for `scontrol`, which is asked for a node's address. What the user sets wins. Called by
+train.py and session.py.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+
+_RANGE = re.compile(r"^([^\[,]+)(?:\[(\d+)[^\]]*\])?([^,]*)")
+FIRST_PORT, PORTS = 10_000, 20_000
+"""Ports of jobs: below those that systems give to clients by themselves."""
+
+
+def launch_facts(env: Mapping[str, str]) -> dict[str, int]:
+    """World size, rank and local rank, from torchrun's or deepspeed's variables, else Slurm's.
+
+    Empty where the process was started alone.
+    """
+    names = {
+        "world_size": ("WORLD_SIZE", "SLURM_NTASKS"),
+        "rank": ("RANK", "SLURM_PROCID"),
+        "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
+    }
+    for source in (0, 1):
+        if names["world_size"][source] in env:
+            return {fact: int(env.get(known[source], 0)) for fact, known in names.items()}
+    return {}
+
+
+def meeting_point(env: Mapping[str, str]) -> tuple[str, int] | None:
+    """Host and port of rank 0; None where neither the user nor a launcher nor Slurm names them.
+
+    Under Slurm the host is the step's first node, and the port follows from job and step, so that
+    two jobs on a node have two.
+    """
+    address, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    if address is None and nodes is not None:
+        address = _address(first_node(nodes))
+    if port is None and "SLURM_JOB_ID" in env:
+        port = str(job_port(int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", 0))))
+    if address is None or port is None:
+        return None
+    return address, int(port)
+
+
+def job_port(job: int, step: int) -> int:
+    """A port for a step of a job; jobs near in number have different ones."""
+    return FIRST_PORT + (job * 31 + step) % PORTS
+
+
+def first_node(nodes: str) -> str:
+    """The first of a Slurm node list such as `gpu[007-012,020],login1`."""
+    match = _RANGE.match(nodes)
+    if match is None:
+        raise ValueError(f"no Slurm node list: {nodes!r}")
+    return match[1] + (match[2] or "") + match[3]
+
+
+def _address(node: str) -> str:
+    """Where a node is reached: Slurm knows it by another name than the network now and then."""
+    command = ["scontrol", "show", "node", node, "--oneliner"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):  # in a container there is none: names agree
+        return node
+    found = re.search(r"\bNodeAddr=(\S+)", told.stdout)
+    return node if found is None else found[1]

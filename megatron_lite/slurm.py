@@ -1,0 +1,117 @@
+"""What a Slurm batch script asks around its `srun`: before it, whether one more start makes sense;
+after it, whether the job is to be queued again. No torch; launch/train.sbatch calls it.
+
+`python -m megatron_lite.slurm begin CONFIG …` and `… end CODE CONFIG …`, with CODE that of srun and
+then the arguments of megatron_lite.train. Exit codes are those of megatron_lite.train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.config.errors import ConfigError
+from megatron_lite.config.load import LoadedConfig, load_config
+from megatron_lite.outcome import Outcome
+from megatron_lite.train import DONE, FAILED, REFUSED, REQUEUE, parse
+
+RESTARTS = "restarts.jsonl"
+FRUITLESS = 2
+"""Restarts in a row without a new checkpoint after which a job is not started again."""
+_KILLED = "ended without a word"
+"""In the error of a rank that did not fail by itself (see ending.py)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the two commands; returns the exit code for the batch script."""
+    command, *rest = sys.argv[1:] if argv is None else argv
+    code = rest.pop(0) if command == "end" else ""
+    args = parse(rest)
+    try:
+        loaded = load_config(args.config, args.set, None, check_files=False)
+        if command == "begin":
+            return begin(loaded, args.run_dir, os.environ)
+        return end(int(code), loaded, args.run_dir, os.environ)
+    except (ConfigError, CheckpointError, OSError) as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+
+
+def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
+    """Take note of this start; FAILED where the job goes round in circles."""
+    restart = int(env.get("SLURM_RESTART_COUNT", 0))
+    now = {
+        "job": env.get("SLURM_JOB_ID", ""),
+        "restart": restart,
+        "step": _saved_step(loaded, run_dir),
+        "time": time.time(),
+    }
+    run_dir.mkdir(parents=True, exist_ok=True)
+    log = run_dir / RESTARTS
+    before = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    with log.open("a") as file:
+        file.write(json.dumps(now) + "\n")
+    print(
+        f" start {restart + 1} of job {now['job']} | saved so far: step {now['step']} |", flush=True
+    )
+    same = [row for row in before if row["job"] == now["job"]][-FRUITLESS:]
+    if len(same) == FRUITLESS and all(row["step"] == now["step"] for row in same):
+        error = (
+            f"{FRUITLESS} restarts in a row brought no new checkpoint (still step {now['step']}): "
+            "not started again; see what ended the job, and whether save_interval is too long for "
+            "its time limit"
+        )
+        Outcome(run_dir, rank=0).write("failed", error=error)
+        print(error, file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def end(code: int, loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
+    """Queue the job again where that makes sense; returns its exit code otherwise."""
+    status = Outcome(run_dir, rank=0).read()
+    state = status.get("state")
+    if code == 0 and state == "done":
+        return DONE
+    if state == "refused":
+        return REFUSED
+    why = _why_again(code, status)
+    if why is None:
+        return code or FAILED
+    if not loaded.config.launch.requeue:
+        print(f" {why} | launch.requeue would queue the job again |", flush=True)
+        return REQUEUE if state == "requeue" else code or FAILED
+    print(f" {why} | queued again |", flush=True)
+    done = subprocess.run(["scontrol", "requeue", env["SLURM_JOB_ID"]], check=False)
+    time.sleep(60)  # Slurm ends this script meanwhile
+    print(f"scontrol requeue failed with code {done.returncode}", file=sys.stderr)
+    return REQUEUE
+
+
+def _why_again(code: int, status: Mapping[str, Any]) -> str | None:
+    """What ended the run from outside; None where it failed by itself and would again."""
+    state = status.get("state")
+    if state == "requeue":
+        return f"left at iteration {status.get('iteration')}: {status.get('reason')}"
+    if state == "running" or _KILLED in str(status.get("error")):
+        return f"killed (srun gave {code})"
+    return None
+
+
+def _saved_step(loaded: LoadedConfig, run_dir: Path) -> int:
+    """The newest checkpoint's; 0 where there is none."""
+    save = loaded.config.checkpoint.save
+    there = store.steps(run_dir / save) if save is not None else []
+    return there[-1] if there else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
