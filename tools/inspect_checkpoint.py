@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
+from megatron_lite.checkpoint.direct import THREADS
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints
 from megatron_lite.checkpoint.inspection import (
@@ -99,7 +99,7 @@ def read(folder: Path, manifest: Manifest) -> Scan:
             folder,
             manifest.boxes,
             files=manifest.files | manifest.texts,
-            workers=min(4, os.cpu_count() or 1),
+            workers=THREADS,
             progress=bar.update,
         )
 

@@ -6,12 +6,12 @@ Peak memory does not grow with the model; killed, the same command goes on where
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
+from megatron_lite.checkpoint.direct import THREADS
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.inspection import locate
 from megatron_lite.checkpoint.manifest import CODES, Manifest
@@ -40,9 +40,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights-only", action="store_true", help="no optimizer: for release")
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights; needs --weights-only")
     parser.add_argument("--dry-run", action="store_true", help="say what would be written, only")
-    parser.add_argument(
-        "--workers", type=positive, default=min(4, os.cpu_count() or 1), help="threads"
-    )
+    parser.add_argument("--workers", type=positive, default=THREADS, help="threads")
     return parser.parse_args()
 
 

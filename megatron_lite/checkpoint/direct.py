@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+THREADS = min(8, 2 * (os.cpu_count() or 1))
+"""How many read or write files at a time: two a core, since one waits for the disk in turn."""
 _BUFFER_BYTES = 1 << 22
 _DIRECT = getattr(os, "O_DIRECT", 0)
 Bytes = npt.NDArray[np.uint8]

@@ -22,6 +22,7 @@ from typing import Any
 
 from checkpoint_work import FULL, QUICK, Model, load, save
 
+from megatron_lite.checkpoint.direct import THREADS
 from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.checkpoint.reshard import Target, plan
 
@@ -51,7 +52,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny state: shows that it runs")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary one)")
     parser.add_argument("--repetitions", type=int, help="default: 3")
-    parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1))
+    parser.add_argument("--workers", type=int, default=THREADS)
     args = parser.parse_args()
     model = QUICK if args.quick else FULL
     repetitions = args.repetitions or (1 if args.quick else 3)
