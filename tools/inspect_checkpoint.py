@@ -22,6 +22,7 @@ from megatron_lite.checkpoint.inspection import (
 from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.checkpoint.scan import Scan, scan, uncovered
 from megatron_lite.command import run_tool
+from megatron_lite.mpu.host_memory import share_one_arena
 
 
 class Unequal(Exception):
@@ -121,4 +122,5 @@ def compare(one: tuple[Path, Manifest], found: Scan, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    share_one_arena()
     sys.exit(run_tool(main, refused=CheckpointError, failed=(Unequal,)))

@@ -17,6 +17,7 @@ from megatron_lite.checkpoint.inspection import locate
 from megatron_lite.checkpoint.manifest import CODES, Manifest
 from megatron_lite.checkpoint.reshard import Plan, Target, plan, reshard
 from megatron_lite.command import run_tool
+from megatron_lite.mpu.host_memory import share_one_arena
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -95,5 +96,6 @@ def describe(source: Path, save: Path, planned: Plan) -> None:
 
 
 if __name__ == "__main__":
+    share_one_arena()
     again = "interrupted; the same command goes on from here"
     sys.exit(run_tool(main, refused=CheckpointError, interrupted=again))

@@ -53,6 +53,7 @@ PURE = (
     "command",
     "rendezvous",
     "mpu.grid",
+    "mpu.host_memory",
     *(f"pipeline.{m}" for m in PURE_PIPELINE),
 )
 """Modules that must load where torch is not installed."""
