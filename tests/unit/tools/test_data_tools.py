@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -142,15 +143,22 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _start_long_run(folder: Path) -> subprocess.Popen[str]:
-    """Start a run of several seconds with two workers and wait until it has written something."""
+def _long_run(folder: Path, out: str = "out/c") -> list[str]:
+    """Return the command of a run of several seconds with two workers."""
     source = folder / "long.jsonl"
-    source.write_text(('{"text": "' + "1 2 3 " * 200 + '"}\n') * 12_000)
+    if not source.exists():
+        lines = (f'{{"text": "{number % 9} ' + "1 2 3 " * 200 + '"}\n' for number in range(12_000))
+        source.write_text("".join(lines))
+    return _command(
+        *("preprocess_data", "--input", source, "--output-prefix", folder / out),
+        *("--tokenizer-type", "NullTokenizer", "--vocab-size", 9, "--workers", 2),
+    )
+
+
+def _start(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start a long run and wait until it has written something."""
     process = subprocess.Popen(
-        _command(
-            *("preprocess_data", "--input", source, "--output-prefix", folder / "out/c"),
-            *("--tokenizer-type", "NullTokenizer", "--vocab-size", 9, "--workers", 2),
-        ),
+        command,
         cwd=REPOSITORY,
         env=_environment(),
         stdout=subprocess.DEVNULL,
@@ -159,26 +167,39 @@ def _start_long_run(folder: Path) -> subprocess.Popen[str]:
         start_new_session=True,
         preexec_fn=_heed_interrupts,
     )
-    partial = folder / "out/c_text_document.bin.partial"
-    _wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
+    tokens = folder / "out/c.preprocess/0.tokens"
+    size = tokens.stat().st_size if tokens.exists() else 0
+    _wait_until(lambda: tokens.exists() and tokens.stat().st_size > size)
     return process
 
 
+def _pair(prefix: Path) -> list[bytes]:
+    return [Path(f"{prefix}_text_document.{end}").read_bytes() for end in ("bin", "idx")]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_b07_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
-    with _start_long_run(tmp_path) as process:
+def test_b07_an_interrupted_run_goes_on(tmp_path: Path, number: int, code: int) -> None:
+    command = _long_run(tmp_path)
+    with _start(command, tmp_path) as process:
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2
         os.killpg(process.pid, number)  # as Ctrl-C does: parent and workers
         _, errors = process.communicate(timeout=30)
     assert process.returncode == code
     assert "Traceback" not in errors
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["c.preprocess"]
     assert not any(child.is_running() for child in children)
+    committed = json.loads((tmp_path / "out/c.preprocess/committed.json").read_text())
+    assert 0 < committed["state"]["position"]["block"] < 12
+    again = subprocess.run(command, cwd=REPOSITORY, env=_environment(), timeout=60)
+    whole = subprocess.run(_long_run(tmp_path, "whole/c"), cwd=REPOSITORY, env=_environment())
+    assert (again.returncode, whole.returncode) == (0, 0)
+    assert _pair(tmp_path / "out/c") == _pair(tmp_path / "whole/c")
+    assert len(list((tmp_path / "out").iterdir())) == 2
 
 
 def test_b07_workers_go_with_a_killed_parent(tmp_path: Path) -> None:
-    with _start_long_run(tmp_path) as process:
+    with _start(_long_run(tmp_path), tmp_path) as process:
         children = psutil.Process(process.pid).children()
         assert len(children) == 2
         process.kill()
