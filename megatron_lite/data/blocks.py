@@ -7,11 +7,11 @@ Called by preprocess, encoding and the training of tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
 import orjson
 
@@ -22,6 +22,7 @@ from megatron_lite.data.streams import open_stream, packing
 
 BLOCK_BYTES = 1 << 20  # about what fits a core's cache; larger ones are slower
 LARGEST_DOCUMENT = 1 << 26  # bytes of a text file that is one document
+_PROBE = 1 << 14  # bytes read at a time in search of a line's end
 _TEXT = "text"  # the field that the documents of plain text have
 
 
@@ -39,14 +40,9 @@ class Place(NamedTuple):
     """What is counted in the file: "line" or "record"."""
 
 
-class Record(NamedTuple):
-    """One record of a block."""
-
-    number: int
-    """Line or record in the block, from 1."""
-    content: dict[str, Any] | LineError
-    exact: bool
-    """True where its texts are known to be free of lone surrogates."""
+Record = tuple[int, dict[str, Any] | LineError, bool]
+"""A record of a block: its line or record, from 1; its content; whether it is known to be free of
+lone surrogates. A plain tuple, because there are many."""
 
 
 @dataclass(frozen=True)
@@ -98,32 +94,28 @@ def read_records(format: str, data: bytes) -> tuple[Iterator[Record], int]:
     if format == "text-lines":
         return _text_lines(data), data.count(b"\n") + (not data.endswith(b"\n"))
     if format == "text":
-        return iter([Record(1, _text(data), exact=True)]), 1
+        return iter([(1, _text(data), True)]), 1
     from megatron_lite.data.columnar import table_records
 
     return table_records(data)
 
 
 def _json_lines(data: bytes) -> Iterator[Record]:
-    loads, exact, content = orjson.loads, True, None
+    loads = orjson.loads
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line or line.isspace():
             continue
         try:
             content = loads(line)
-            exact = True
-            if type(content) is not dict:
-                content = parse_record(line)
         except orjson.JSONDecodeError:
-            content, exact = _attempt(line), False
-        except LineError as error:
-            content = error
-        yield Record(number, content, exact)
+            yield number, _attempt(parse_odd_record, line), False
+            continue
+        yield number, content if type(content) is dict else _attempt(parse_record, line), True
 
 
-def _attempt(line: bytes) -> dict[str, Any] | LineError:
+def _attempt(parse: Callable[[bytes], dict[str, Any]], line: bytes) -> dict[str, Any] | LineError:
     try:
-        return parse_odd_record(line)
+        return parse(line)
     except LineError as error:
         return error
 
@@ -131,7 +123,7 @@ def _attempt(line: bytes) -> dict[str, Any] | LineError:
 def _text_lines(data: bytes) -> Iterator[Record]:
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line and not line.isspace():
-            yield Record(number, _text(line.removesuffix(b"\r")), exact=True)
+            yield number, _text(line.removesuffix(b"\r")), True
 
 
 def _text(data: bytes) -> dict[str, Any] | LineError:
@@ -146,33 +138,30 @@ def _text(data: bytes) -> dict[str, Any] | LineError:
 def _read_range(path: str, start: int, stop: int) -> bytes:
     """Return the whole lines whose first byte lies in [start, stop)."""
     with Path(path).open("rb", buffering=0) as file:
-        before = min(start, 1)  # the byte before tells whether a line begins at `start`
-        file.seek(start - before)
-        data = _exactly(file, stop - start + before)
-        if before:
-            end = data.find(b"\n")
-            if end < 0:
-                return b""  # in the middle of a line that another block holds
-            data = data[end + 1 :]
-        else:
-            data = data.removeprefix(BYTE_ORDER_MARK)
-        if not data or data.endswith(b"\n"):
-            return data
-        parts = [data]
-        while rest := file.read(1 << 16):
-            end = rest.find(b"\n") + 1
-            parts.append(rest[:end] if end else rest)
-            if end:
-                break
-        return b"".join(parts)
+        first = _line_start(file, start)
+        size = _line_start(file, stop) - first
+        file.seek(first)
+        data = file.read(size)
+        while len(data) < size:  # a system call may return less
+            data += file.read(size - len(data)) or _shrunk(path)
+    return data if start else data.removeprefix(BYTE_ORDER_MARK)
 
 
-def _exactly(file: IO[bytes], size: int) -> bytes:
-    """Read up to `size` bytes; less only at the end of the file."""
-    data = file.read(size)
-    while len(data) < size and (more := file.read(size - len(data))):
-        data += more
-    return data
+def _shrunk(path: str) -> NoReturn:
+    raise DataError(f"{path}: became shorter while it was read; start again when it is at rest")
+
+
+def _line_start(file: IO[bytes], offset: int) -> int:
+    """Return where the first line begins that doesn't begin before the offset."""
+    if offset == 0:
+        return 0
+    offset -= 1  # the byte before tells whether a line begins at the offset itself
+    file.seek(offset)
+    while data := file.read(_PROBE):
+        if (end := data.find(b"\n")) >= 0:
+            return offset + end + 1
+        offset += len(data)
+    return offset
 
 
 def _stream(source: Source, index: int, size: int) -> Iterator[Block]:

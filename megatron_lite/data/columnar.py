@@ -64,7 +64,7 @@ def _rows(table: pa.Table) -> Iterator[Record]:
         values = [column[number] for column in columns]
         faults = [value for value in values if isinstance(value, LineError)]
         content = faults[0] if faults else dict(zip(names, values, strict=True))
-        yield Record(number + 1, content, exact=True)
+        yield number + 1, content, True
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,29 +119,43 @@ class BlockEncoder:
 
     def _read(self, records: Iterator[Record], result: BlockResult) -> _Columns:
         columns = _Columns([], {key: [] for key in self.keys}, dict.fromkeys(self.keys, 0))
+        numbers, key = columns.numbers, self.keys[0]
+        texts = columns.texts[key]
+        short = len(self.keys) == 1 and not self.tokenizer.refuses_texts
         for number, content, exact in records:
+            if short and exact and type(content) is dict:  # the usual case, without a call
+                text = content.get(key)
+                if type(text) is str:
+                    numbers.append(number)
+                    texts.append(text)
+                    continue
             try:
-                if isinstance(content, LineError):
-                    raise content
-                texts = [text_field(content, key) for key in self.keys]
-                if None in texts and not self.skip_missing_keys:
-                    key = self.keys[texts.index(None)]
-                    raise LineError(f"field {key!r} is {'null' if key in content else 'missing'}")
-                if self.tokenizer.refuses_texts:
-                    self.tokenizer.tokenize_batch([text for text in texts if text])
+                self._take(number, content, columns, exact=exact)
             except (LineError, DataError) as error:
                 if not self.skip_bad_lines:
                     result.error = (number, str(error))
                     raise _Stop from error
                 result.bad.append((number, str(error)))
-                continue
-            columns.numbers.append(number)
-            for key, text in zip(self.keys, texts, strict=True):
-                if text is not None and not exact:
-                    text, replaced = replace_surrogates(text)
-                    columns.surrogates[key] += replaced
-                columns.texts[key].append(text)
         return columns
+
+    def _take(
+        self, number: int, content: dict[str, Any] | LineError, columns: _Columns, *, exact: bool
+    ) -> None:
+        """Add a record's texts; LineError or DataError when it can't be used."""
+        if isinstance(content, LineError):
+            raise content
+        texts = [text_field(content, key) for key in self.keys]
+        if None in texts and not self.skip_missing_keys:
+            key = self.keys[texts.index(None)]
+            raise LineError(f"field {key!r} is {'null' if key in content else 'missing'}")
+        if self.tokenizer.refuses_texts:
+            self.tokenizer.tokenize_batch([text for text in texts if text])
+        columns.numbers.append(number)
+        for key, text in zip(self.keys, texts, strict=True):
+            if text is not None and not exact:
+                text, replaced = replace_surrogates(text)
+                columns.surrogates[key] += replaced
+            columns.texts[key].append(text)
 
     def _encode(
         self, columns: _Columns, engine: Engine, result: BlockResult

@@ -7,10 +7,9 @@ run that ends early leaves its work beside the output, and the same options go o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from megatron_lite.data.blocks import Block, read_blocks
 from megatron_lite.data.encoding import BlockEncoder, BlockResult
@@ -22,7 +21,7 @@ from megatron_lite.data.preprocess_options import PreprocessOptions
 from megatron_lite.data.preprocess_report import FieldCounts, PreprocessReport, located
 from megatron_lite.data.progress import Progress
 from megatron_lite.data.tokenizer_base import Tokenizer
-from megatron_lite.data.work_folder import WorkFolder
+from megatron_lite.data.work_folder import State, WorkFolder
 from megatron_lite.data.worker_pool import WorkerPool
 
 
@@ -85,8 +84,11 @@ class _Run:
         )
         return pool.map(self.blocks())
 
-    def take(self, result: BlockResult) -> dict[str, Any]:
-        """Move on past a block and return the state from which a run can go on."""
+    def take(self, result: BlockResult) -> Callable[[], State]:
+        """Move on past a block; returns what tells the state from which a run can go on.
+
+        DataError where the block has a fault that may not be skipped.
+        """
         if result.place.source != self.position.source:
             self.position = replace(self.position, source=result.place.source, lines=0)
         lines = self.position.lines
@@ -107,7 +109,8 @@ class _Run:
             lines + result.lines,
             self.position.native or result.disagreement is not None,
         )
-        return {"position": asdict(self.position), "report": self.report.as_dict()}
+        position, report = self.position, self.report.copy()  # an interrupt may come at any time
+        return lambda: {"position": asdict(position), "report": asdict(report)}
 
 
 def preprocess(options: PreprocessOptions) -> PreprocessReport:
@@ -155,7 +158,8 @@ def _encode(run: _Run, work: WorkFolder) -> None:
             native = run.position.native
             with ExitStack() as stack:
                 for result in run.results(stack):
-                    work.append(result.fields, run.take(result))
+                    state = run.take(result)
+                    work.append(result.fields, state)
                     progress.update(
                         before[result.place.source] + result.place.position,
                         documents=result.records,

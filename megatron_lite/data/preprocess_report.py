@@ -6,7 +6,7 @@ Called by preprocess, which keeps it in the work folder as JSON.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,18 @@ class PreprocessReport:
     input_bytes: int = 0
     fields: dict[str, FieldCounts] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return asdict(self)
+    def copy(self) -> PreprocessReport:
+        """Return a report that doesn't change with this one."""
+        return replace(
+            self,
+            fields={key: replace(counts) for key, counts in self.fields.items()},
+            bad_examples=list(self.bad_examples),
+            disagreements=list(self.disagreements),
+        )
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> PreprocessReport:
-        """Return the report that as_dict gave."""
+        """Return the report whose dataclasses.asdict this is."""
         fields = {key: FieldCounts(**counts) for key, counts in content["fields"].items()}
         return PreprocessReport(**{**content, "fields": fields})
 

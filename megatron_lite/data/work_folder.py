@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,8 @@ _MANIFEST = "manifest.json"
 _COMMITTED = "committed.json"
 _PARTS = ("tokens", "lengths", "sequences")
 _SHOWN = 3  # differences from another command that are named
+
+State = dict[str, Any]
 
 
 class WorkFolder:
@@ -54,14 +56,14 @@ class WorkFolder:
         and when it can't be written.
         """
         self.path = Path(path)
-        self.state: dict[str, Any] | None = None
+        self.state: State | None = None
         self.complete = False
         """Whether all is there and only `publish` remains."""
         self._keys = list(keys)
         self._resumable = resumable
         self._files: dict[str, BinaryIO] = {}
         self._commit: Future[None] | None = None
-        self._appended: tuple[dict[str, int], dict[str, Any]] | None = None
+        self._appended: tuple[dict[str, int], Callable[[], State]] | None = None
         self._lock = self._locked()
         try:
             self._open(self._resume(dict(identity), restart=restart))
@@ -119,8 +121,8 @@ class WorkFolder:
     def _path(self, key: str, part: str) -> Path:
         return self.path / f"{self._keys.index(key)}.{part}"  # a key may be no name of a file
 
-    def append(self, fields: Mapping[str, FieldResult], state: dict[str, Any]) -> None:
-        """Append the documents of each key; `state` is what a resumed run must know."""
+    def append(self, fields: Mapping[str, FieldResult], state: Callable[[], State]) -> None:
+        """Append the documents of each key; `state` tells, later, what a resumed run must know."""
         for key, result in fields.items():
             for part in _PARTS:
                 _write(self._files[self._path(key, part).name], getattr(result, part))
@@ -134,10 +136,10 @@ class WorkFolder:
         self.wait()
         if self._resumable and self._appended is not None:
             sizes, state = self._appended
-            self._commit = self._committer.submit(self._sync, sizes, state, complete=False)
+            self._commit = self._committer.submit(self._sync, sizes, state(), complete=False)
             self._appended = None
 
-    def _sync(self, sizes: dict[str, int], state: dict[str, Any], *, complete: bool) -> None:
+    def _sync(self, sizes: dict[str, int], state: State, *, complete: bool) -> None:
         for file in self._files.values():
             os.fsync(file.fileno())
         content = {"sizes": sizes, "state": state, "complete": complete}
