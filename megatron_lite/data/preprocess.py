@@ -135,7 +135,7 @@ def preprocess(options: PreprocessOptions) -> PreprocessReport:
         restart=options.restart,
         resumable=all(source.regular for source in sources),
     ) as work:
-        if work.state is not None and not work.complete:
+        if work.state is not None:
             run.position = _Position(**work.state["position"])
             run.report = PreprocessReport.from_dict(work.state["report"])
         if not work.complete:

@@ -31,6 +31,8 @@ _PARTS = ("tokens", "lengths", "sequences")
 _SHOWN = 3  # differences from another command that are named
 
 State = dict[str, Any]
+_Appended = tuple[dict[str, int], Callable[[], State]]
+"""The size of each file, and what tells the state at that point."""
 
 
 class WorkFolder:
@@ -63,7 +65,8 @@ class WorkFolder:
         self._resumable = resumable
         self._files: dict[str, BinaryIO] = {}
         self._commit: Future[None] | None = None
-        self._appended: tuple[dict[str, int], Callable[[], State]] | None = None
+        self._appended: _Appended | None = None
+        self._committed: _Appended | None = None
         self._lock = self._locked()
         try:
             self._open(self._resume(dict(identity), restart=restart))
@@ -102,6 +105,7 @@ class WorkFolder:
             committed = json.loads((self.path / _COMMITTED).read_text(encoding="utf-8"))
             self.state, self.complete = committed["state"], committed["complete"]
             sizes: dict[str, int] = committed["sizes"]
+            self._committed = (sizes, lambda: committed["state"])
             return sizes
         (self.path / _COMMITTED).unlink(missing_ok=True)  # before what it speaks of
         for path in self.path.iterdir():
@@ -135,9 +139,9 @@ class WorkFolder:
         """
         self.wait()
         if self._resumable and self._appended is not None:
-            sizes, state = self._appended
+            self._committed, self._appended = self._appended, None
+            sizes, state = self._committed
             self._commit = self._committer.submit(self._sync, sizes, state(), complete=False)
-            self._appended = None
 
     def _sync(self, sizes: dict[str, int], state: State, *, complete: bool) -> None:
         for file in self._files.values():
@@ -164,7 +168,8 @@ class WorkFolder:
                 with atomic_writer(self._path(key, "index")) as file:
                     lengths, sequences = (self._read(key, part) for part in _PARTS[1:])
                     write_index(file, dtype, lengths, sequences)
-            self._sync({}, {}, complete=True)
+            sizes, state = self._appended or self._committed or ({}, dict)
+            self._sync(sizes, state(), complete=True)
             self._appended = None
         for key, prefix in prefixes.items():
             tokens, index = self._path(key, "tokens"), self._path(key, "index")
