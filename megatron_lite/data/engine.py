@@ -7,7 +7,9 @@ all along. Called by preprocess and encoding.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +18,8 @@ from megatron_lite.data.errors import DataError
 from megatron_lite.data.tokenizer_base import TokenBatch, Tokenizer
 
 ENGINES = ("auto", "gigatoken", "native")
-_RENEWED_AFTER = 1 << 29  # characters; gigatoken remembers every word that it has met
+_REMEMBERED = 256 << 20  # bytes; gigatoken keeps every word that it has met
+_PAGE = resource.getpagesize()
 
 
 class Engine(Protocol):
@@ -41,7 +44,7 @@ class NativeEngine:
 
 
 class GigatokenEngine:
-    """gigatoken on the calling thread; a new instance now and then keeps its memory bounded."""
+    """gigatoken on the calling thread; a new instance now and then bounds its memory."""
 
     checked = True
 
@@ -52,21 +55,28 @@ class GigatokenEngine:
         self.name = f"gigatoken {_version()}"
         self._load = gigatoken.gigatoken_rs.load_hf_json
         self._description = description
-        self._renew()
+        self._backend: Any = self._load(description)
+        self._limit = _resident() + _REMEMBERED
 
     def _renew(self) -> None:
-        self._backend: Any = self._load(self._description)
-        self._characters = 0
+        """Forget all words; most of the memory goes back to the system, and some never does."""
+        del self._backend
+        self._backend = self._load(self._description)
+        self._limit = max(self._limit, _resident() + _REMEMBERED // 4)
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Return the ids of the texts, without special tokens."""
-        if self._characters > _RENEWED_AFTER:
+        if _resident() > self._limit:
             self._renew()
-        self._characters += sum(map(len, texts))
         layout = self._backend.encode_batch(list(texts), parallel=False).layout
         offsets = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
         return TokenBatch(ids, np.diff(offsets))
+
+
+def _resident() -> int:
+    """Return the memory of this process, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 
 def _version() -> str:

@@ -51,13 +51,35 @@ def test_auto_takes_gigatoken_for_byte_level_bpe(bpe: Tokenizer) -> None:
 
 
 def test_a_new_instance_changes_nothing(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RENEWED_AFTER", 100)
+    monkeypatch.setattr(module, "_REMEMBERED", -(1 << 40))
     engine = GigatokenEngine(str(bpe.byte_level_bpe()))
-    backends = set()
-    for text in TEXTS[:20]:
+    loads = []
+    real = engine._load
+    monkeypatch.setattr(engine, "_load", lambda text: loads.append(text) or real(text))
+    for text in TEXTS[:10]:
         assert _same(engine.encode([text]), bpe.tokenize_batch([text]))
-        backends.add(id(engine._backend))
-    assert len(backends) > 1
+    assert len(loads) == 10
+
+
+def test_memory_stays_bounded_where_no_word_comes_twice(
+    bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.default_rng(1)
+
+    def growth() -> int:
+        engine = GigatokenEngine(str(bpe.byte_level_bpe()))
+        before = most = module._resident()
+        for _ in range(12):
+            words = numbers.integers(ord("a"), ord("z"), size=(1 << 17, 9), dtype=np.uint8)
+            words[:, -1] = ord(" ")
+            engine.encode([words.tobytes().decode()])
+            most = max(most, module._resident())
+        return most - before
+
+    monkeypatch.setattr(module, "_REMEMBERED", 40 << 20)
+    bounded = growth()
+    monkeypatch.setattr(module, "_REMEMBERED", 1 << 40)
+    assert bounded < 0.7 * growth()
 
 
 def test_gpt2_files_are_byte_level_bpe(tmp_path: Path, bpe: Tokenizer) -> None:

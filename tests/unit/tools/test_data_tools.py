@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from megatron_lite.data.indexed_dataset import IndexedDataset
+from megatron_lite.data.tokenizer import build_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOOLS = ("make_corpus", "train_tokenizer", "preprocess_data", "inspect_data")
@@ -47,9 +51,8 @@ def test_help_and_bad_usage(tool: str) -> None:
 
 
 def test_no_tool_imports_torch() -> None:
-    modules = (
-        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build"
-    )
+    modules = "corpus sentencepiece_training bpe_training columnar preprocess inspection"
+    modules += " tokenizer_files tool_runner build"
     names = ", ".join(f"megatron_lite.data.{name}" for name in modules.split())
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=_environment()).returncode == 0
@@ -66,7 +69,13 @@ def test_from_text_to_inspection(tmp_path: Path) -> None:
     assert "special tokens: begin of document no, end of document yes" in made.stdout
     assert "text: 2 documents, 12 tokens (uint16)" in made.stdout
     assert "empty documents dropped: 1" in made.stdout
-    assert "processed 3 documents" in made.stderr
+    assert re.search(
+        r"processed 3 documents, 0.0 of 0.0 MB, [\d.]+ MB/s, \d+ documents/s, \d+ tokens/s, "
+        r"00:00 left",
+        made.stderr,
+    )
+    assert "engine: native (gigatoken is used for byte-level BPE only)" in made.stdout
+    assert "4 to          7 tokens            2  ####" in made.stdout
     shown = _run(
         *("inspect_data", tmp_path / "new/c_text_document", "--check", "--show", 2),
         *("--tokenizer-type", "ByteTokenizer"),
@@ -88,6 +97,55 @@ def test_train_tokenizer_is_quiet(tmp_path: Path) -> None:
     assert (tmp_path / "t.model").stat().st_size > 1000
 
 
+def test_byte_level_bpe_from_a_folder_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        text = "".join(f"text {number} and {line * number} <|endoftext|>\n" for line in range(9))
+        (tmp_path / f"texts/{number:02}.txt").write_text(text)
+    trained = _run(
+        *("train_tokenizer", "--input", tmp_path / "texts", "--output", tmp_path / "t.json"),
+        *("--vocab-size", 280, "--model-type", "byte-level-bpe"),
+    )
+    assert trained.returncode == 0, trained.stderr
+    made = _run(
+        *("preprocess_data", "--input", tmp_path / "texts", "--output-prefix", tmp_path / "out/c"),
+        *("--tokenizer-type", "HFTokenizer", "--tokenizer-model", tmp_path / "t.json"),
+        *("--tokenizer-engine", "gigatoken", "--check-every", 1, "--append-eod"),
+    )
+    assert made.returncode == 0, made.stderr
+    assert "engine: gigatoken 0.10.0" in made.stdout
+    dataset = IndexedDataset(tmp_path / "out/c_text_document")
+    tokenizer = build_tokenizer("HFTokenizer", model=str(tmp_path / "t.json"))
+    assert len(dataset) == 20 and tokenizer.eod is not None
+    text = (tmp_path / "texts/03.txt").read_text()
+    assert dataset[3].tolist() == [*tokenizer.tokenize(text), tokenizer.eod]
+
+
+def test_preprocessing_loads_only_what_it_needs() -> None:
+    code = "import sys, megatron_lite.data.preprocess as p; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, check=True
+    )
+    slow = {"torch", "datasets", "pyarrow", "transformers", "gigatoken", "sentencepiece"}
+    assert not slow & set(ran.stdout.split())
+
+
+def test_the_benchmark_runs() -> None:
+    ran = subprocess.run(
+        [sys.executable, "tests/benchmarks/preprocess.py", "--quick"],
+        cwd=REPOSITORY,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["quick"] is True and len(told["mb_per_s"]) == 9
+    ratios = "hf_bpe_vs_gigatoken hf_bpe_vs_tokenizers sp_bpe_vs_raw sp_unigram_vs_raw"
+    assert all(told[name] > 0 for name in f"{ratios} hf_vs_datasets_map peak_rss_mb".split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -95,7 +153,7 @@ def test_train_tokenizer_is_quiet(tmp_path: Path) -> None:
         (("make_corpus", "--output", "/proc/x/y.jsonl"), "/proc/x/y.jsonl: can't be written"),
         (
             ("train_tokenizer", "--input", "/nowhere/x", "--output", "y"),
-            "/nowhere/x: can't be read",
+            "/nowhere/x: no such file",
         ),
         (
             (
@@ -156,7 +214,7 @@ def _long_run(folder: Path, out: str = "out/c") -> list[str]:
 
 
 def _start(command: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Start a long run and wait until it has written something."""
+    """Start a long run and wait until it has something to lose."""
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -167,9 +225,10 @@ def _start(command: list[str], folder: Path) -> subprocess.Popen[str]:
         start_new_session=True,
         preexec_fn=_heed_interrupts,
     )
-    tokens = folder / "out/c.preprocess/0.tokens"
-    size = tokens.stat().st_size if tokens.exists() else 0
-    _wait_until(lambda: tokens.exists() and tokens.stat().st_size > size)
+    documents = folder / "out/c.preprocess/0.sequences"
+    for _ in range(2):  # when the second block is there, the first one counts as work
+        size = documents.stat().st_size if documents.exists() else 0
+        _wait_until(lambda size=size: documents.exists() and documents.stat().st_size > size)
     return process
 
 
