@@ -56,7 +56,7 @@ def _serve(
 def _take_in(channel: Channel, items: queue.SimpleQueue[Any]) -> None:
     try:
         while True:
-            items.put(channel.receive())
+            items.put(channel.receive()[0])
     except (EOFError, OSError):
         items.put(_END)
 
@@ -65,7 +65,8 @@ class WorkerPool(Generic[Item, Result]):
     """`workers` processes, each with the function that `build` makes in it.
 
     A context manager: leaving it ends all processes, whatever happened. Open it before files that
-    the workers must not inherit. A result's arrays may be read-only.
+    the workers must not inherit. A result's arrays hold
+    only until the next result is asked for.
     """
 
     def __init__(self, build: Callable[[], Callable[[Item], Result]], *, workers: int) -> None:
@@ -110,7 +111,7 @@ class WorkerPool(Generic[Item, Result]):
         source = enumerate(items)
         # What each worker has been handed and hasn't answered: (number, item), oldest first.
         handed: list[deque[tuple[int, Item]]] = [deque() for _ in self._processes]
-        done: dict[int, Result] = {}
+        done: dict[int, tuple[Result, Callable[[], None]]] = {}
         sent = yielded = 0
         while True:
             while sent - yielded < _AHEAD * len(self._processes):
@@ -129,7 +130,9 @@ class WorkerPool(Generic[Item, Result]):
                     number, item = handed[worker].popleft()
                     done[number] = self._receive(worker, item)
             while yielded in done:
-                yield done.pop(yielded)
+                result, let_go = done.pop(yielded)
+                yield result
+                let_go()
                 yielded += 1
 
     def _send(self, worker: int, item: Item) -> None:
@@ -138,14 +141,14 @@ class WorkerPool(Generic[Item, Result]):
         except OSError as error:
             raise self._died(worker, item) from error
 
-    def _receive(self, worker: int, item: Item) -> Result:
+    def _receive(self, worker: int, item: Item) -> tuple[Result, Callable[[], None]]:
         try:
-            good, result = self._channels[worker].receive()
+            (good, result), let_go = self._channels[worker].receive()
         except (EOFError, OSError) as error:
             raise self._died(worker, item) from error
         if not good:
             raise RuntimeError(f"a worker failed on {item}:\n{result}")
-        return result
+        return result, let_go
 
     def _died(self, worker: int, item: Item) -> WorkerDiedError:
         process = self._processes[worker]
