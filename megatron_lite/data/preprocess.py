@@ -33,6 +33,8 @@ class _Position:
     block: int = 0
     lines: int = 0
     """Lines or records of the file before that block."""
+    bytes: int = 0
+    """Bytes of the file before it."""
     native: bool = False
     """True after the engine's first disagreement with the tokenizer."""
 
@@ -45,6 +47,13 @@ class _Run:
     engine: Engine
     report: PreprocessReport
     position: _Position = field(default_factory=_Position)
+    started: float = field(default_factory=time.monotonic)
+
+    def go_on(self, state: State) -> None:
+        """Stand where an earlier run stood; its time counts as well."""
+        self.position = _Position(**state["position"])
+        self.report = PreprocessReport.from_dict(state["report"])
+        self.started -= self.report.seconds
 
     def encoder(self) -> BlockEncoder:
         """Return what one process needs to encode blocks."""
@@ -90,7 +99,7 @@ class _Run:
         DataError where the block has a fault that may not be skipped.
         """
         if result.place.source != self.position.source:
-            self.position = replace(self.position, source=result.place.source, lines=0)
+            self.position = replace(self.position, source=result.place.source, lines=0, bytes=0)
         lines = self.position.lines
         if result.error is not None:
             raise DataError(
@@ -103,10 +112,12 @@ class _Run:
                 f"--tokenizer-engine auto or native"
             )
         self.report.add(result, lines)
+        self.report.seconds = time.monotonic() - self.started
         self.position = _Position(
             self.position.source,
             result.place.number + 1,
             lines + result.lines,
+            result.place.position,
             self.position.native or result.disagreement is not None,
         )
         position, report = self.position, self.report.copy()  # an interrupt may come at any time
@@ -127,7 +138,6 @@ def preprocess(options: PreprocessOptions) -> PreprocessReport:
     size = sum(source.size for source in sources)
     report = PreprocessReport(engine=remark, dtype=dtype.name, input_bytes=size)
     run = _Run(options, sources, tokenizer, engine, report)
-    start = time.monotonic()
     with WorkFolder(
         options.work_folder(),
         options.identity(sources, tokenizer, engine.name),
@@ -136,13 +146,12 @@ def preprocess(options: PreprocessOptions) -> PreprocessReport:
         resumable=all(source.regular for source in sources),
     ) as work:
         if work.state is not None:
-            run.position = _Position(**work.state["position"])
-            run.report = PreprocessReport.from_dict(work.state["report"])
+            run.go_on(work.state)
         if not work.complete:
             _encode(run, work)
             _check_documents(run.report, options)
         work.publish(options.prefixes(), dtype)
-    run.report.seconds += time.monotonic() - start
+    run.report.seconds = time.monotonic() - run.started
     return run.report
 
 
@@ -152,7 +161,8 @@ def _encode(run: _Run, work: WorkFolder) -> None:
     for source in run.sources:
         before.append(before[-1] + source.size)
     committed = time.monotonic()
-    with Progress(before[-1], interval=run.options.log_interval) as progress:
+    begun = before[run.position.source] + run.position.bytes
+    with Progress(before[-1], interval=run.options.log_interval, begun=begun) as progress:
         finished = False
         while not finished:
             native = run.position.native
