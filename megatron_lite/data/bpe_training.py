@@ -39,7 +39,7 @@ def train_byte_level_bpe(
         raise DataError(f"{output}: is a folder; name the tokenizer.json to write")
     if vocab_size < _SMALLEST:
         raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least {_SMALLEST}")
-    texts = thinned_out([t for t in read_texts(input, json_key) if t], max_characters)
+    texts = thinned_out((t for t in read_texts(input, json_key) if t), max_characters)
     if not texts:
         raise DataError(f"{', '.join(map(str, input))}: no text in field {json_key!r}")
     tokenizer = tokenizers.Tokenizer(models.BPE())

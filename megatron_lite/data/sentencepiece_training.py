@@ -36,7 +36,7 @@ def train_sentencepiece(
     for bad input and for a vocabulary size that the text can't fill.
     """
     texts = read_texts(input, json_key)
-    lines = thinned_out([part for t in texts for part in t.split("\n") if part], max_characters)
+    lines = thinned_out((part for t in texts for part in t.split("\n") if part), max_characters)
     if not lines:
         raise DataError(f"{', '.join(map(str, input))}: no text in field {json_key!r}")
     model = io.BytesIO()

@@ -5,7 +5,7 @@ Called by sentencepiece_training and bpe_training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from megatron_lite.data.blocks import read_blocks, read_records
 from megatron_lite.data.errors import DataError
@@ -33,10 +33,21 @@ def read_texts(inputs: Sequence[str], key: str) -> Iterator[str]:
             lines += spanned
 
 
-def thinned_out(texts: list[str], max_characters: int) -> list[str]:
-    """Return evenly spaced texts of at most about max_characters together."""
-    total = sum(map(len, texts))
-    if total <= max_characters:
-        return texts
-    wanted = max(1, len(texts) * max_characters // total)
-    return [texts[number * len(texts) // wanted] for number in range(wanted)]
+def thinned_out(texts: Iterable[str], max_characters: int) -> list[str]:
+    """Return evenly spaced texts of at most about max_characters together.
+
+    Holds at most twice as much at a time, however many texts there are.
+    """
+    kept: list[str] = []
+    characters, step = 0, 1  # every step-th text is kept
+    for number, text in enumerate(texts):
+        if number % step == 0:
+            kept.append(text)
+            characters += len(text)
+            while characters > 2 * max_characters and len(kept) > 1:
+                kept, step = kept[::2], 2 * step
+                characters = sum(map(len, kept))
+    if characters <= max_characters:
+        return kept
+    wanted = max(1, len(kept) * max_characters // characters)
+    return [kept[number * len(kept) // wanted] for number in range(wanted)]

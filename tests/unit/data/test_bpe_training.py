@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -62,4 +63,8 @@ def test_texts_come_from_any_input_and_bad_ones_are_named(
 def test_thinning_is_even() -> None:
     texts = [f"{number:03d}" for number in range(100)]
     assert thinned_out(texts, 300) == texts
-    assert thinned_out(texts, 30) == texts[::10]
+    assert thinned_out(texts, 150) == texts[::2]
+    few = [int(text) for text in thinned_out(texts, 25)]
+    assert len(few) == 8 and {b - a for a, b in pairwise(few)} == {8, 16}
+    assert thinned_out(texts, 1) == ["000"]
+    assert thinned_out([], 10) == []
