@@ -16,6 +16,8 @@ from megatron_lite.data import engine as module
 from megatron_lite.data.bpe_training import train_byte_level_bpe
 from megatron_lite.data.engine import GigatokenEngine, NativeEngine, choose_engine, odd_texts
 from megatron_lite.data.errors import DataError
+from megatron_lite.data.preprocess import preprocess
+from megatron_lite.data.preprocess_options import PreprocessOptions
 from megatron_lite.data.sentencepiece_training import train_sentencepiece
 from megatron_lite.data.tokenizer import ByteTokenizer, build_tokenizer
 from megatron_lite.data.tokenizer_base import TokenBatch, Tokenizer
@@ -142,3 +144,29 @@ def test_without_gigatoken_the_tokenizer_is_used(
     with pytest.raises(DataError, match=r"not installed: pip install 'megatron_lite\[gigatoken\]'"):
         choose_engine("gigatoken", bpe)
     assert choose_engine("native", bpe)[1] == "native (asked for)"
+
+
+def test_both_engines_write_the_same_bytes(
+    tmp_path: Path, bpe: Tokenizer, write_jsonl: WriteJsonl
+) -> None:
+    texts = [*TEXTS, *odd_texts(bpe), "", " "]
+    source = write_jsonl({"text": text} for text in texts)
+    outputs = []
+    for engine, workers in (("native", 1), ("auto", 1), ("gigatoken", 2)):
+        options = PreprocessOptions(
+            [source],
+            str(tmp_path / engine),
+            "HFTokenizer",
+            tokenizer_model=str(tmp_path / "tokenizer.json"),
+            tokenizer_engine=engine,
+            check_every=7,
+            append_eod=True,
+            workers=workers,
+            block_bytes=1000,
+        )
+        report = preprocess(options)
+        assert report.engine.startswith("native" if engine == "native" else "gigatoken")
+        assert report.disagreements == []
+        prefix = options.prefixes()["text"]
+        outputs.append([Path(f"{prefix}.{end}").read_bytes() for end in ("bin", "idx")])
+    assert outputs[0] == outputs[1] == outputs[2]
