@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_lite.data.blocks import Block, Place, Record, read_records
-from megatron_lite.data.engine import Engine, NativeEngine
+from megatron_lite.data.engine import Engine, EngineError, NativeEngine
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.jsonl import LineError, replace_surrogates, text_field
 from megatron_lite.data.tokenizer_base import TokenBatch, Tokenizer
@@ -61,7 +61,8 @@ class BlockResult:
     error: tuple[int, str] | None = None
     """The line at which the run must stop, and its fault."""
     disagreement: tuple[int, str] | None = None
-    """The line where the engine's tokens weren't the tokenizer's; all of the block was redone."""
+    """The line where the engine failed or gave other tokens than the tokenizer, and how; all of
+    the block was done again with the tokenizer. A failure is told at the block's first line."""
 
 
 def split_sentences(text: str) -> list[str]:
@@ -76,6 +77,9 @@ class _Stop(Exception):
 
 class _Disagreement(Exception):
     """The engine's tokens of a document aren't the tokenizer's."""
+
+    def __init__(self, number: int, fault: str) -> None:
+        self.number, self.fault = number, fault
 
 
 @dataclass
@@ -112,9 +116,14 @@ class BlockEncoder:
             return result
         result.records = len(columns.numbers)
         try:
-            result.fields = self._encode(columns, self.engine, result)
-        except _Disagreement:
-            result.fields = self._encode(columns, NativeEngine(self.tokenizer), result)
+            result.fields = self._encode(columns, self.engine, block=block.place.number)
+        except _Disagreement as found:
+            result.disagreement = (found.number, found.fault)
+        except EngineError as error:
+            result.disagreement = (columns.numbers[0], str(error))
+        if result.disagreement is not None:
+            native = NativeEngine(self.tokenizer)
+            result.fields = self._encode(columns, native, block=block.place.number)
         return result
 
     def _read(self, records: Iterator[Record], result: BlockResult) -> _Columns:
@@ -157,9 +166,8 @@ class BlockEncoder:
                 columns.surrogates[key] += replaced
             columns.texts[key].append(text)
 
-    def _encode(
-        self, columns: _Columns, engine: Engine, result: BlockResult
-    ) -> dict[str, FieldResult]:
+    def _encode(self, columns: _Columns, engine: Engine, *, block: int) -> dict[str, FieldResult]:
+        """Return the fields; EngineError or _Disagreement where the engine can't be used."""
         fields = {}
         for key in self.keys:
             documents, numbers, part = [], [], FieldResult(surrogates=columns.surrogates[key])
@@ -176,22 +184,22 @@ class BlockEncoder:
             batch = engine.encode(list(chain.from_iterable(parts))) if parts else _NO_TOKENS
             counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
             if engine.checked:
-                self._compare(parts, counts, batch, numbers, result)
+                first = -block * _STRIDE % self.check_every
+                chosen = range(first, len(parts), self.check_every)
+                self._compare(chosen, parts, counts, batch, numbers)
             self._fill(part, batch, counts)
             fields[key] = part
         return fields
 
     def _compare(
         self,
+        chosen: range,
         parts: list[list[str]],
         counts: npt.NDArray[np.int64],
         batch: TokenBatch,
         numbers: list[int],
-        result: BlockResult,
     ) -> None:
-        """Compare every check_every-th document with the tokenizer's own answer."""
-        first = -result.place.number * _STRIDE % self.check_every
-        chosen = range(first, len(parts), self.check_every)
+        """Compare the chosen documents with the tokenizer's own answer."""
         if not chosen:
             return
         ends = np.cumsum(counts)
@@ -203,8 +211,8 @@ class BlockEncoder:
             got = batch.ids[stop - batch.lengths[sequences].sum() : stop]
             same = np.array_equal(want.lengths, batch.lengths[sequences])
             if not (same and np.array_equal(want.ids, got)):
-                result.disagreement = (numbers[index], f"{self.engine.name} gives other tokens")
-                raise _Disagreement
+                fault = f"{self.engine.name} gives other tokens than the tokenizer"
+                raise _Disagreement(numbers[index], fault)
 
     def _fill(self, part: FieldResult, batch: TokenBatch, counts: npt.NDArray[np.int64]) -> None:
         """Put in the documents that have tokens, with the requested special tokens."""

@@ -22,6 +22,10 @@ _REMEMBERED = 256 << 20  # bytes; gigatoken keeps every word that it has met
 _PAGE = resource.getpagesize()
 
 
+class EngineError(Exception):
+    """An engine that is not the tokenizer itself could not encode some texts."""
+
+
 class Engine(Protocol):
     """Encodes many texts at a time."""
 
@@ -65,10 +69,15 @@ class GigatokenEngine:
         self._limit = max(self._limit, _resident() + _REMEMBERED // 4)
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
-        """Return the ids of the texts, without special tokens."""
-        if _resident() > self._limit:
-            self._renew()
-        layout = self._backend.encode_batch(list(texts), parallel=False).layout
+        """Return the ids of the texts, without special tokens; EngineError where it fails."""
+        try:
+            if _resident() > self._limit:
+                self._renew()
+            layout = self._backend.encode_batch(list(texts), parallel=False).layout
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of Rust code is not an Exception
+            raise EngineError(f"{self.name} failed: {error}") from error
         offsets = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
         return TokenBatch(ids, np.diff(offsets))
@@ -110,12 +119,15 @@ def _gigatoken(tokenizer: Tokenizer) -> tuple[Engine | None, str]:
         return None, "gigatoken is used for byte-level BPE only"
     try:
         engine = GigatokenEngine(description)
+        different = first_difference(engine, tokenizer)
     except ImportError:
         return None, "gigatoken is not installed: pip install 'megatron_lite[gigatoken]'"
+    except EngineError as error:
+        return None, str(error)
     except Exception as error:  # it doesn't say what it raises for a file that it can't read
         return None, f"gigatoken can't read this tokenizer: {error}"
-    if (text := first_difference(engine, tokenizer)) is not None:
-        shown = repr(text if len(text) <= 40 else text[:40] + "…")
+    if different is not None:
+        shown = repr(different if len(different) <= 40 else different[:40] + "…")
         return None, f"gigatoken gives other tokens than the tokenizer for {shown}"
     return engine, ""
 
@@ -161,4 +173,4 @@ def odd_texts(tokenizer: Tokenizer) -> list[str]:
         f"{before}{text}{after}" for text in odd for before, after in (("x", ""), ("", "y"))
     ]
     every = "".join(map(chr, (*range(0xD800), *range(0xE000, 0x10000, 7))))  # most of the plane
-    return [*odd, *settings, *runs, " ".join(odd) * 20, every]
+    return [*odd, *settings, *runs, " ".join(odd) * 60, every]

@@ -108,8 +108,8 @@ class _Run:
             )
         if result.disagreement is not None and self.options.tokenizer_engine == "gigatoken":
             raise DataError(
-                f"{located(result, lines, *result.disagreement)} than the tokenizer itself; use "
-                f"--tokenizer-engine auto or native"
+                f"{located(result, lines, *result.disagreement)}; use --tokenizer-engine auto or "
+                f"native"
             )
         self.report.add(result, lines)
         self.report.seconds = time.monotonic() - self.started

@@ -135,6 +135,24 @@ def test_one_odd_text_is_enough_for_a_refusal(
         choose_engine("gigatoken", bpe)
 
 
+class _Panics(GigatokenEngine):
+    """Fails as Rust code does."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description)
+        self._backend = self
+
+    def encode_batch(self, *_: object, **__: object) -> None:
+        raise BaseException("index out of bounds")
+
+
+def test_an_engine_that_fails_is_left(bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GigatokenEngine", _Panics)
+    engine, remark = choose_engine("auto", bpe)
+    assert not engine.checked
+    assert remark == "native (gigatoken 0.10.0 failed: index out of bounds)"
+
+
 def test_without_gigatoken_the_tokenizer_is_used(
     bpe: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

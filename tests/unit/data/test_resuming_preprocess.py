@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from megatron_lite.data import preprocess as module
+from megatron_lite.data.engine import EngineError
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.preprocess import preprocess
 from megatron_lite.data.preprocess_options import PreprocessOptions
@@ -185,7 +186,7 @@ def test_a_wrong_engine_is_found_and_left_the_same_way_every_time(
     for report in reports:
         (told,) = report.disagreements
         assert told == reports[0].disagreements[0]
-        assert "a.jsonl: line 7" in told and told.endswith("drifting 1 gives other tokens")
+        assert "a.jsonl: line 7" in told and told.endswith("gives other tokens than the tokenizer")
         assert any(told in line for line in report.lines({"text": "", "code": ""}))
     asked = options("asked", tokenizer_engine="gigatoken", check_every=5)
     with pytest.raises(DataError, match=r"a.jsonl: line 7: drifting 1 gives other tokens than"):
@@ -195,3 +196,28 @@ def test_a_wrong_engine_is_found_and_left_the_same_way_every_time(
     preprocess(options("native"))
     outputs = [_outputs(tmp_path / "out", out) for out in ("every", "native")]
     assert outputs[0] == outputs[1]
+
+
+class _Failing:
+    """An engine that fails at one document."""
+
+    name = "failing 1"
+    checked = True
+
+    def encode(self, texts: Sequence[str]) -> TokenBatch:
+        if any("record 60 " in text for text in texts):
+            raise EngineError("failing 1 failed: it can't")
+        return ByteTokenizer().tokenize_batch(texts)
+
+
+def test_a_failure_of_the_engine_is_made_good(
+    tmp_path: Path, options: Callable[..., PreprocessOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "choose_engine", lambda *_: (_Failing(), "failing"))
+    (told,) = preprocess(options("x")).disagreements
+    assert told.endswith(": failing 1 failed: it can't") and "a.jsonl: line " in told
+    with pytest.raises(DataError, match="failing 1 failed: it can't; use --tokenizer-engine auto"):
+        preprocess(options("asked", tokenizer_engine="gigatoken"))
+    monkeypatch.undo()
+    preprocess(options("native"))
+    assert _outputs(tmp_path / "out", "x") == _outputs(tmp_path / "out", "native")
