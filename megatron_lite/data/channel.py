@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_RING_BYTES = 1 << 25
+_RING_BYTES = 1 << 23
 _SMALLEST = 1 << 12  # bytes; smaller arrays go with the message
 _HEAD = struct.Struct("<QQ")  # bytes of the message, arrays in the ring
 _PLACE = struct.Struct("<QQQ")

@@ -160,7 +160,6 @@ def _encode(run: _Run, work: WorkFolder) -> None:
     before = [0]
     for source in run.sources:
         before.append(before[-1] + source.size)
-    committed = time.monotonic()
     begun = before[run.position.source] + run.position.bytes
     with Progress(before[-1], interval=run.options.log_interval, begun=begun) as progress:
         finished = False
@@ -175,10 +174,7 @@ def _encode(run: _Run, work: WorkFolder) -> None:
                         documents=result.records,
                         tokens=sum(len(part.tokens) for part in result.fields.values()),
                     )
-                    now = time.monotonic()
-                    if now - committed > run.options.commit_seconds:
-                        committed = now
-                        work.commit()
+                    work.commit_if_due(run.options.commit_seconds)
                     if run.position.native != native:
                         break
                 else:

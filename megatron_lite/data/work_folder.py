@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ from megatron_lite.data.indexed_dataset import bin_path, idx_path
 _MANIFEST = "manifest.json"
 _COMMITTED = "committed.json"
 _PARTS = ("tokens", "lengths", "sequences")
+_MUCH = 1 << 24  # bytes
 _SHOWN = 3  # differences from another command that are named
 
 State = dict[str, Any]
@@ -65,6 +67,7 @@ class WorkFolder:
         self._resumable = resumable
         self._files: dict[str, BinaryIO] = {}
         self._commit: Future[None] | None = None
+        self._last = time.monotonic()
         self._appended: _Appended | None = None
         self._committed: _Appended | None = None
         self._lock = self._locked()
@@ -132,12 +135,26 @@ class WorkFolder:
                 _write(self._files[self._path(key, part).name], getattr(result, part))
         self._appended = ({name: file.tell() for name, file in self._files.items()}, state)
 
+    def commit_if_due(self, seconds: float) -> None:
+        """Commit after so many seconds, or after much work if the disk has nothing else to do.
+
+        The latter costs nothing, and leaves little to write at the end.
+        """
+        if self._appended is None:
+            return
+        before = self._committed[0] if self._committed else {}
+        new = sum(self._appended[0].values()) - sum(before.values())
+        idle = self._commit is None or self._commit.done()
+        if time.monotonic() - self._last > seconds or (idle and new > _MUCH):
+            self.commit()
+
     def commit(self) -> None:
         """Make what was appended outlast any end, in the background; waits for the commit before.
 
         OSError when the disk refuses, at the latest at the next commit.
         """
         self.wait()
+        self._last = time.monotonic()
         if self._resumable and self._appended is not None:
             self._committed, self._appended = self._appended, None
             sizes, state = self._committed

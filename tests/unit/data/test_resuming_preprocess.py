@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from megatron_lite.data import preprocess as module
+from megatron_lite.data import work_folder
 from megatron_lite.data.engine import EngineError
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.preprocess import preprocess
@@ -134,6 +136,17 @@ def test_a_bad_line_after_long_work_can_be_skipped_without_doing_it_again(
     assert report.bad_examples[1].endswith("b.jsonl: line 102: an array instead of a JSON object")
     preprocess(options("whole"))
     assert _outputs(tmp_path / "out", "x") == _outputs(tmp_path / "out", "whole")
+
+
+def test_much_work_is_committed_before_its_time(
+    tmp_path: Path, options: Callable[..., PreprocessOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = tmp_path / "out/x.preprocess/committed.json"
+    assert _killed(options("x", commit_seconds=1e9), 12)
+    assert not committed.exists()
+    monkeypatch.setattr(work_folder, "_MUCH", 2000)
+    assert _killed(options("x", commit_seconds=1e9), 12)
+    assert json.loads(committed.read_text())["sizes"]["0.tokens"] > 2000
 
 
 def test_two_runs_on_one_prefix_are_refused(options: Callable[..., PreprocessOptions]) -> None:
