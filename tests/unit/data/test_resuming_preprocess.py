@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from megatron_lite.data import preprocess as module
 from megatron_lite.data import work_folder
+from megatron_lite.data.encoding import FieldResult
 from megatron_lite.data.engine import EngineError
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.preprocess import preprocess
@@ -21,6 +23,7 @@ from megatron_lite.data.preprocess_options import PreprocessOptions
 from megatron_lite.data.preprocess_report import PreprocessReport
 from megatron_lite.data.tokenizer import ByteTokenizer
 from megatron_lite.data.tokenizer_base import TokenBatch
+from megatron_lite.data.work_folder import WorkFolder
 
 WriteJsonl = Callable[..., str]
 
@@ -139,14 +142,30 @@ def test_a_bad_line_after_long_work_can_be_skipped_without_doing_it_again(
 
 
 def test_much_work_is_committed_before_its_time(
-    tmp_path: Path, options: Callable[..., PreprocessOptions], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committed = tmp_path / "out/x.preprocess/committed.json"
-    assert _killed(options("x", commit_seconds=1e9), 12)
-    assert not committed.exists()
-    monkeypatch.setattr(work_folder, "_MUCH", 2000)
-    assert _killed(options("x", commit_seconds=1e9), 20)
-    assert json.loads(committed.read_text())["sizes"]["0.tokens"] > 2000
+    numbers = np.arange(100, dtype=np.int32)
+    part = FieldResult(numbers, numbers[:1] + 100, numbers[:1] + 1)
+    committed = tmp_path / "work/committed.json"
+    with WorkFolder(tmp_path / "work", {}, ["text"]) as work:
+        work.append({"text": part}, lambda: {"at": 1})
+        work.commit_if_due(1e9)
+        work.wait()
+        assert not committed.exists()
+        monkeypatch.setattr(work_folder, "_MUCH", 500)
+        work.commit_if_due(1e9)
+        work.wait()
+        assert not committed.exists()
+        work.append({"text": part}, lambda: {"at": 2})
+        work.commit_if_due(1e9)
+        work.wait()
+        content = json.loads(committed.read_text())
+        assert content["sizes"] == {"0.tokens": 800, "0.lengths": 8, "0.sequences": 8}
+        assert content["state"] == {"at": 2}
+        work.append({"text": part}, lambda: {"at": 3})
+        work.commit_if_due(1e9)
+        work.wait()
+        assert json.loads(committed.read_text()) == content
 
 
 def test_two_runs_on_one_prefix_are_refused(options: Callable[..., PreprocessOptions]) -> None:
