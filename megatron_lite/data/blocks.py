@@ -20,7 +20,7 @@ from megatron_lite.data.inputs import Source
 from megatron_lite.data.jsonl import BYTE_ORDER_MARK, LineError, parse_odd_record, parse_record
 from megatron_lite.data.streams import open_stream, packing
 
-BLOCK_BYTES = 1 << 20  # about what fits a core's cache; larger ones are slower
+BLOCK_BYTES = 1 << 20
 LARGEST_DOCUMENT = 1 << 26  # bytes of a text file that is one document
 _PROBE = 1 << 14  # bytes read at a time in search of a line's end
 _TEXT = "text"  # the field that the documents of plain text have

@@ -79,7 +79,7 @@ class _Run:
                 self.sources[index],
                 index,
                 self.options.json_keys,
-                size=self.options.block_bytes,
+                size=self.options.block_bytes or self.engine.block_bytes,
                 skip=skip,
             )
             skip = 0
@@ -140,7 +140,7 @@ def preprocess(options: PreprocessOptions) -> PreprocessReport:
     run = _Run(options, sources, tokenizer, engine, report)
     with WorkFolder(
         options.work_folder(),
-        options.identity(sources, tokenizer, engine.name),
+        options.identity(sources, tokenizer, engine),
         options.json_keys,
         restart=options.restart,
         resumable=all(source.regular for source in sources),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_lite.data.blocks import BLOCK_BYTES
+from megatron_lite.data.engine import Engine
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.inputs import Source, find_sources
 from megatron_lite.data.tokenizer import build_tokenizer
@@ -44,7 +44,8 @@ class PreprocessOptions:
     skip_bad_lines: bool = False
     skip_missing_keys: bool = False
     restart: bool = False
-    block_bytes: int = BLOCK_BYTES
+    block_bytes: int | None = None
+    """Bytes of input that a worker takes at a time; null: what suits the engine."""
     commit_seconds: float = 10.0
     """Work of at most about so long is lost when the run is killed."""
 
@@ -85,13 +86,14 @@ class PreprocessOptions:
         return f"{self.output_prefix}.preprocess"
 
     def identity(
-        self, sources: Sequence[Source], tokenizer: Tokenizer, engine: str
+        self, sources: Sequence[Source], tokenizer: Tokenizer, engine: Engine
     ) -> dict[str, Any]:
         """Return all that the output depends on, for a run that goes on with this one's work."""
         same = "tokenizer_type prepend_bos append_eod split_sentences skip_bad_lines"
-        same += " skip_missing_keys check_every block_bytes"
+        same += " skip_missing_keys check_every"
         identity = {name.replace("_", " "): getattr(self, name) for name in same.split()}
-        identity |= {"json keys": list(self.json_keys), "engine": engine}
+        identity |= {"json keys": list(self.json_keys), "engine": engine.name}
+        identity["block bytes"] = self.block_bytes or engine.block_bytes
         identity |= {"vocabulary": tokenizer.vocab_size, "tokenizer files": self._tokenizer_files()}
         for number, source in enumerate(sources, start=1):
             identity[f"input {number}"] = (

@@ -161,8 +161,9 @@ class WorkFolder:
             self._commit = self._committer.submit(self._sync, sizes, state(), complete=False)
 
     def _sync(self, sizes: dict[str, int], state: State, *, complete: bool) -> None:
-        for file in self._files.values():
-            os.fsync(file.fileno())
+        for name, file in self._files.items():
+            if name.endswith(".tokens") or not complete:  # the index then holds the rest
+                os.fsync(file.fileno())
         content = {"sizes": sizes, "state": state, "complete": complete}
         with atomic_writer(self.path / _COMMITTED) as file:
             file.write(json.dumps(content, ensure_ascii=False).encode())

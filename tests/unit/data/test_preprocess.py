@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -292,9 +293,23 @@ def test_several_files_follow_each_other(tmp_path: Path, write_jsonl: WriteJsonl
         preprocess(PreprocessOptions([*paths, "gone.jsonl"], str(tmp_path / "x"), "ByteTokenizer"))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_named_pipe_is_read_once(
+    tmp_path: Path, run: Any, write_jsonl: WriteJsonl, workers: int
+) -> None:
+    path = Path(write_jsonl({"text": f"record {n} " * (n % 7)} for n in range(300)))
+    run(str(path), out="file/x")
+    os.mkfifo(tmp_path / "pipe")
+    threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(path.read_bytes(),)).start()
+    run(str(tmp_path / "pipe"), out="pipe/x", workers=workers, block_bytes=200, commit_seconds=0.0)
+    assert _bytes(tmp_path / "out/pipe") == _bytes(tmp_path / "out/file")
+
+
 def test_impossible_options_are_refused(run: Any, write_jsonl: WriteJsonl) -> None:
     path = write_jsonl(FIVE)
     with pytest.raises(DataError, match="--workers 0"):
         run(path, workers=0)
+    with pytest.raises(DataError, match="--check-every 0"):
+        run(path, check_every=0)
     with pytest.raises(DataError, match="named twice"):
         run(path, json_keys=["text", "text"])
