@@ -22,7 +22,13 @@ REQUIREMENTS = [
     "xxhash==4.1.0",
     "numpy==2.4.6",
     "tqdm==4.70.1",
+    "orjson==3.13.0",
+    "zstandard==0.25.0",
 ]
+EXTRAS = {
+    "gigatoken": ["gigatoken==0.10.0"],  # a faster byte-level BPE, compared with tokenizers
+    "columns": ["pyarrow==26.0.1", "datasets==5.2.0"],  # Parquet, Arrow, data sets on disk
+}
 TEST_REQUIREMENTS = [
     "pytest==9.2.0",
     "hypothesis==6.170.17",
@@ -32,6 +38,7 @@ TEST_REQUIREMENTS = [
     "ruff==0.17.6",
     "mypy==2.4.1",
     "pre-commit==4.7.0",
+    *(requirement for extra in EXTRAS.values() for requirement in extra),
 ]
 
 setup(
@@ -41,5 +48,5 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["megatron_lite", "megatron_lite.*"]),
     install_requires=REQUIREMENTS,
-    extras_require={"test": TEST_REQUIREMENTS},
+    extras_require={"test": TEST_REQUIREMENTS, **EXTRAS},
 )

@@ -17,15 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.indexed_dataset import (
-    DTYPES,
-    HEADER,
-    MAGIC,
-    VERSION,
-    bin_path,
-    byte_offsets,
-    idx_path,
-)
+from megatron_lite.data.index_writer import write_index
+from megatron_lite.data.indexed_dataset import DTYPES, bin_path, idx_path
 
 SMALL_VOCABULARY = 65500  # Megatron's threshold: ids fit uint16, with room for added tokens
 
@@ -112,14 +105,10 @@ class IndexedDatasetBuilder:
         self._file.flush()
         os.fsync(self._file.fileno())
         lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        offsets = byte_offsets(lengths, self.dtype.itemsize)
         documents = np.frombuffer(self._documents, dtype=np.int64)
-        code = DTYPES.index(self.dtype) + 1
+        sequences = documents[1:] - documents[:-1]
         with self._partial_index.open("wb") as file:
-            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(documents)))
-            file.write(lengths.astype("<i4").tobytes())
-            file.write(offsets[:-1].astype("<i8").tobytes())
-            file.write(documents.astype("<i8").tobytes())
+            write_index(file, self.dtype, lengths, sequences)
             file.flush()
             os.fsync(file.fileno())
         # An index of an older run must never stand beside the new tokens.

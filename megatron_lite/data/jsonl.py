@@ -1,4 +1,4 @@
-"""JSON-lines input, plain or gzipped: lines with their numbers, records, text fields.
+"""JSON-lines input, plain or packed: lines with their numbers, records, text fields.
 
 A line ends at a line feed and nowhere else, so U+2028 inside a text splits nothing. Called by
 preprocess and sentencepiece_training.
@@ -6,18 +6,18 @@ preprocess and sentencepiece_training.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from megatron_lite.data.errors import DataError
+import orjson
 
-_BOM = b"\xef\xbb\xbf"
+from megatron_lite.data.streams import open_stream
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_NAMES = {list: "an array", str: "a text", bool: "a truth value", dict: "an object"}
 
@@ -43,33 +43,36 @@ class Chunk:
 
 
 def read_chunks(path: str | Path, *, chunk_bytes: int = 1 << 18) -> Iterator[Chunk]:
-    """Yield the lines of a .jsonl or .jsonl.gz file in chunks of about chunk_bytes.
+    """Yield the lines of a .jsonl, .jsonl.gz or .jsonl.zst file in chunks of about chunk_bytes.
 
     A byte-order mark at the file's start is dropped. DataError for a file that can't be read or is
     damaged, with the line reached.
     """
     number = 1
-    try:
-        with Path(path).open("rb") as raw:
-            packed = str(path).endswith(".gz")
-            file: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
-            while lines := file.readlines(chunk_bytes):
-                if number == 1:
-                    lines[0] = lines[0].removeprefix(_BOM)
-                position = raw.tell() if raw.seekable() else 0
-                yield Chunk(str(path), number, lines, position)
-                number += len(lines)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: damaged gzip data after line {number - 1}: {error}; fetch or pack the file "
-            f"again"
-        ) from error
-    except OSError as error:
-        raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
+    with open_stream(path, reached=lambda: f"line {number - 1}") as (file, position):
+        while lines := file.readlines(chunk_bytes):
+            if number == 1:
+                lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
+            yield Chunk(str(path), number, lines, position())
+            number += len(lines)
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
     """Return the object of one line; LineError with the reason when the line isn't one object."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return parse_odd_record(line)
+    if not isinstance(record, dict):
+        raise LineError(f"{_name(record)} instead of a JSON object")
+    return record
+
+
+def parse_odd_record(line: bytes) -> dict[str, Any]:
+    """Do what parse_record does, slowly: it also takes lone surrogates, NaN and long integers.
+
+    What the fast parser refuses comes here, so all reasons are told in one way.
+    """
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Training a SentencePiece tokenizer on a field of JSON lines; the same input gives the same model.
+"""Training a SentencePiece tokenizer on a field of texts; the same input gives the same model.
 
 Called by tools/train_tokenizer.py. Nothing is normalised and bytes are pieces of last resort, so
 any text survives a round trip through SentencePieceTokenizer.
@@ -7,43 +7,16 @@ any text survives a round trip through SentencePieceTokenizer.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
 
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.files import atomic_writer
-from megatron_lite.data.jsonl import LineError, parse_record, read_chunks, replace_surrogates
-from megatron_lite.data.jsonl import text_field as read_field
+from megatron_lite.data.training_text import read_texts, thinned_out
 
-MODEL_TYPES = ("unigram", "bpe")
 _SEED_PIECES = 100_000  # the default of a million makes small vocabularies slower, not better
-
-
-def _text_lines(paths: Sequence[str], key: str) -> Iterator[str]:
-    """Yield the lines of every text, without their ends; DataError for a bad record."""
-    for path in paths:
-        for chunk in read_chunks(path):
-            for number, line in enumerate(chunk.lines, start=chunk.first_line):
-                if not line.strip():
-                    continue
-                try:
-                    text = read_field(parse_record(line), key)
-                    if text is None:
-                        raise LineError(f"field {key!r} is missing or null")
-                except LineError as error:
-                    raise DataError(f"{path}: line {number}: {error}") from error
-                yield from (part for part in replace_surrogates(text)[0].split("\n") if part)
-
-
-def _sample(lines: list[str], max_characters: int) -> list[str]:
-    """Return evenly spaced lines of at most about max_characters together."""
-    total = sum(map(len, lines))
-    if total <= max_characters:
-        return lines
-    wanted = max(1, len(lines) * max_characters // total)
-    return [lines[number * len(lines) // wanted] for number in range(wanted)]
 
 
 def train_sentencepiece(
@@ -62,7 +35,8 @@ def train_sentencepiece(
     thinned out evenly. The model depends on `threads` (sums are taken in another order). DataError
     for bad input and for a vocabulary size that the text can't fill.
     """
-    lines = _sample(list(_text_lines(input, json_key)), max_characters)
+    texts = read_texts(input, json_key)
+    lines = thinned_out((part for t in texts for part in t.split("\n") if part), max_characters)
     if not lines:
         raise DataError(f"{', '.join(map(str, input))}: no text in field {json_key!r}")
     model = io.BytesIO()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.tokenizer_base import Tokenizer
+from megatron_lite.data.tokenizer_base import TokenBatch, Tokenizer
 
 TOKENIZER_TYPES = (
     "SentencePieceTokenizer",
@@ -29,6 +31,12 @@ class ByteTokenizer(Tokenizer):
         """Return the UTF-8 bytes; UnicodeEncodeError for a lone surrogate."""
         return list(text.encode("utf-8"))
 
+    def tokenize_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Return the UTF-8 bytes of all texts without a Python object for each."""
+        parts = [text.encode("utf-8") for text in texts]
+        lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+        return TokenBatch(np.frombuffer(b"".join(parts), dtype=np.uint8), lengths)
+
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text, without ends of document; a cut character shows as U+FFFD."""
         return bytes(token for token in tokens if token < 256).decode("utf-8", errors="replace")
@@ -36,6 +44,8 @@ class ByteTokenizer(Tokenizer):
 
 class NullTokenizer(Tokenizer):
     """Whitespace-separated integers; of vocab_size ids the highest is the end of document."""
+
+    refuses_texts = True
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 2:

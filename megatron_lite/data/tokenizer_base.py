@@ -8,8 +8,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
+
+STATING_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+"""Files beside a tokenizer.json that state its special tokens; the latter wins."""
+
+
+class TokenBatch(NamedTuple):
+    """Ids of many texts, end to end."""
+
+    ids: npt.NDArray[np.integer]
+    """[tokens], of any integer type."""
+    lengths: npt.NDArray[np.int64]
+    """[texts]: how many of the ids belong to each."""
+
+    @staticmethod
+    def from_lists(lists: Sequence[Sequence[int]]) -> TokenBatch:
+        """Join the ids of each text."""
+        lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+        ids = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(lengths.sum()))
+        return TokenBatch(ids, lengths)
 
 
 class Tokenizer(ABC):
@@ -21,10 +45,24 @@ class Tokenizer(ABC):
     eod: int | None = None
     """End-of-document id."""
     pad: int | None = None
+    refuses_texts = False
+    """True for a kind whose `tokenize` may raise DataError for a text."""
 
     @abstractmethod
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of the text alone, without any special token."""
+
+    def tokenize_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Return what `tokenize` gives for each text; kinds that are faster in bulk override it."""
+        return TokenBatch.from_lists([self.tokenize(text) for text in texts])
+
+    def byte_level_bpe(self) -> str | None:
+        """Return a tokenizer.json of the same ids for plain text, None unless byte-level BPE."""
+        return None
+
+    def special_texts(self) -> list[str]:
+        """Return how the special tokens are spelt, where the kind knows."""
+        return []
 
     @abstractmethod
     def detokenize(self, tokens: Sequence[int]) -> str:

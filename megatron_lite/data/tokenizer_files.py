@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
 import tokenizers
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.tokenizer_base import Tokenizer
+from megatron_lite.data.tokenizer_base import STATING_FILES, TokenBatch, Tokenizer
 
 # Names looked for, in this order, where no file beside tokenizer.json states the special tokens.
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|endoftext|>")
@@ -64,6 +65,17 @@ class SentencePieceTokenizer(Tokenizer):
             return first + [token for other in others for token in (*self._mark_bytes, *other)]
         return self._encode(text)
 
+    def tokenize_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Return the ids of all texts, straight into arrays."""
+        marked = [self._mark_bytes and _BLANK_MARK in text for text in texts]
+        if any(marked):
+            return super().tokenize_batch(texts)
+        parts = self._processor.encode(
+            list(texts), add_bos=False, add_eos=False, num_threads=1, return_type="numpy"
+        )
+        lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+        return TokenBatch(np.concatenate(parts) if parts else np.empty(0, np.int32), lengths)
+
     def _encode(self, text: str) -> list[int]:
         tokens: list[int] = self._processor.encode(text, add_bos=False, add_eos=False)
         return tokens
@@ -90,6 +102,33 @@ class _RustTokenizer(Tokenizer):
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of the text alone."""
         return self._inner.encode(text, add_special_tokens=False).ids
+
+    def tokenize_batch(self, texts: Sequence[str]) -> TokenBatch:
+        """Return the ids of all texts; the package spreads them over its threads."""
+        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return TokenBatch.from_lists([encoding.ids for encoding in encodings])
+
+    def byte_level_bpe(self) -> str | None:
+        """Return this tokenizer without the tokens that plain text never gives.
+
+        Special tokens are left out, so that a reader of the file that matches them in a text, as
+        most do, finds none; post-processors too, which only add special tokens.
+        """
+        description = json.loads(self._inner.to_str())
+        model, decoder = description["model"], description["decoder"] or {}
+        if model["type"] != "BPE" or model.get("byte_fallback") or model.get("dropout"):
+            return None
+        if "ByteLevel" not in json.dumps(decoder):
+            return None
+        description["added_tokens"] = [
+            token for token in description["added_tokens"] if not token["special"]
+        ]
+        description["post_processor"] = None
+        return json.dumps(description, ensure_ascii=False)
+
+    def special_texts(self) -> list[str]:
+        """Return the added tokens as they are spelt."""
+        return [token.content for token in self._inner.get_added_tokens_decoder().values()]
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text; special tokens show as they are spelt."""
@@ -133,7 +172,7 @@ class HFTokenizer(_RustTokenizer):
     def _stated(folder: Path) -> dict[str, Any] | None:
         """Return the special tokens that files beside tokenizer.json state, None without files."""
         found: dict[str, Any] | None = None
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter wins
+        for name in STATING_FILES:
             if (folder / name).is_file():
                 try:
                     content = json.loads((folder / name).read_text(encoding="utf-8"))

@@ -29,6 +29,8 @@ def add_tokenizer_flags(parser: argparse.ArgumentParser, *, required: bool) -> N
     )
 
 
-def run_data_tool(main: Callable[[], None]) -> int:
-    """Run a data tool and return its exit code."""
-    return run_tool(main, refused=DataError, failed=(WorkerDiedError,))
+def run_data_tool(
+    main: Callable[[], None], *, interrupted: str = "interrupted; nothing was left behind"
+) -> int:
+    """Run a data tool and return its exit code; `interrupted` is said after Ctrl-C."""
+    return run_tool(main, refused=DataError, failed=(WorkerDiedError,), interrupted=interrupted)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import gzip
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_lite.data import preprocess as module
+from megatron_lite.data import preprocess_options as module
 from megatron_lite.data.errors import DataError, WorkerDiedError
 from megatron_lite.data.indexed_dataset import IndexedDataset
-from megatron_lite.data.preprocess import PreprocessOptions, PreprocessReport, preprocess
+from megatron_lite.data.preprocess import preprocess
+from megatron_lite.data.preprocess_options import PreprocessOptions
+from megatron_lite.data.preprocess_report import PreprocessReport
 from megatron_lite.data.tokenizer import ByteTokenizer
+from megatron_lite.data.tokenizer_base import TokenBatch
 
 WriteJsonl = Callable[..., str]
 
@@ -58,20 +62,16 @@ def test_b01_empty_records(
     prefix = tmp_path / "out" / "x_text_document"
     dataset = IndexedDataset(prefix)
     assert report.fields["text"].empty == 3
-    assert any("empty documents dropped: 3" in line for line in report.lines(_options(prefix)))
+    assert any("empty documents dropped: 3" in line for line in report.lines({"text": "x"}))
     assert dataset.sequence_lengths.tolist() == lengths
     assert dataset.document_indices.tolist() == [0, 1, 2]
     assert Path(f"{prefix}.bin").stat().st_size == sum(lengths) * dataset.dtype.itemsize
     assert [dataset[i][-1] == 9 for i in range(2)] == [eod, eod]
 
 
-def _options(prefix: Path) -> PreprocessOptions:
-    return PreprocessOptions(["in"], str(prefix), "ByteTokenizer")
-
-
 def test_b01_blank_texts_are_empty_for_every_tokenizer(run: Any, write_jsonl: WriteJsonl) -> None:
     report = run(write_jsonl(FIVE))
-    assert (report.documents["text"], report.fields["text"].empty) == (2, 3)
+    assert (report.fields["text"].documents, report.fields["text"].empty) == (2, 3)
 
 
 @pytest.mark.parametrize("records", [[{"text": ""}, {"text": " "}], []])
@@ -84,21 +84,15 @@ def test_b01_only_empty_input(
 
 
 def test_worker_count_never_changes_the_bytes(
-    tmp_path: Path, run: Any, write_jsonl: WriteJsonl, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Any, write_jsonl: WriteJsonl
 ) -> None:
-    _small_chunks(monkeypatch)
     path = write_jsonl({"text": f"record {n} " * (n % 7)} for n in range(300))
     outputs = []
     for workers in (1, 2, 4):
-        run(path, out=f"w{workers}/x", workers=workers, append_eod=True)
+        run(path, out=f"w{workers}/x", workers=workers, append_eod=True, block_bytes=200)
         outputs.append(_bytes(tmp_path / "out" / f"w{workers}"))
     assert outputs[0] == outputs[1] == outputs[2]
     assert len(outputs[0]) == 2
-
-
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = module.read_chunks
-    monkeypatch.setattr(module, "read_chunks", lambda path: read(path, chunk_bytes=200))
 
 
 GOOD = [b'{"text": "fine"}'] * 20
@@ -125,16 +119,14 @@ def test_b04_bad_lines_are_named(
     tmp_path: Path,
     run: Any,
     write_jsonl: WriteJsonl,
-    monkeypatch: pytest.MonkeyPatch,
     workers: int,
     lines: list[bytes],
     number: int,
     reason: str,
 ) -> None:
-    _small_chunks(monkeypatch)
     path = write_jsonl(GOOD + lines + GOOD)
     with pytest.raises(DataError) as caught:
-        run(path, workers=workers)
+        run(path, workers=workers, block_bytes=200)
     assert f"{path}: line {number}: {reason}" in str(caught.value)
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -230,24 +222,23 @@ def test_b05_a_field_that_no_record_has(
 class _Mortal(ByteTokenizer):
     """Kills its own process at a marker word."""
 
-    def tokenize(self, text: str) -> list[int]:
-        if "MARKER" in text:
+    def tokenize_batch(self, texts: Sequence[str]) -> TokenBatch:
+        if any("MARKER" in text for text in texts):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().tokenize(text)
+        return super().tokenize_batch(texts)
 
 
 def test_b07_a_worker_that_dies_is_noticed(
     tmp_path: Path, run: Any, write_jsonl: WriteJsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _small_chunks(monkeypatch)
     records = [{"text": f"record {n}{' MARKER' if n == 1200 else ''}"} for n in range(2000)]
     path = write_jsonl(records)
     with monkeypatch.context() as switch:
         switch.setattr(module, "build_tokenizer", lambda *_, **__: _Mortal())
         with pytest.raises(WorkerDiedError, match=r"worker \d of 4 .* SIGKILL \(signal 9\)"):
-            run(path, workers=4)
-    assert list((tmp_path / "out").iterdir()) == []
-    run(path, workers=4)
+            run(path, workers=4, block_bytes=200)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["x.preprocess"]
+    run(path, workers=4, block_bytes=200)
     run(path, out="clean/x", workers=1)
     again = {name: data for name, data in _bytes_of_files(tmp_path / "out").items()}
     assert again == _bytes(tmp_path / "out" / "clean")
@@ -302,9 +293,23 @@ def test_several_files_follow_each_other(tmp_path: Path, write_jsonl: WriteJsonl
         preprocess(PreprocessOptions([*paths, "gone.jsonl"], str(tmp_path / "x"), "ByteTokenizer"))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_named_pipe_is_read_once(
+    tmp_path: Path, run: Any, write_jsonl: WriteJsonl, workers: int
+) -> None:
+    path = Path(write_jsonl({"text": f"record {n} " * (n % 7)} for n in range(300)))
+    run(str(path), out="file/x")
+    os.mkfifo(tmp_path / "pipe")
+    threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(path.read_bytes(),)).start()
+    run(str(tmp_path / "pipe"), out="pipe/x", workers=workers, block_bytes=200, commit_seconds=0.0)
+    assert _bytes(tmp_path / "out/pipe") == _bytes(tmp_path / "out/file")
+
+
 def test_impossible_options_are_refused(run: Any, write_jsonl: WriteJsonl) -> None:
     path = write_jsonl(FIVE)
     with pytest.raises(DataError, match="--workers 0"):
         run(path, workers=0)
+    with pytest.raises(DataError, match="--check-every 0"):
+        run(path, check_every=0)
     with pytest.raises(DataError, match="named twice"):
         run(path, json_keys=["text", "text"])

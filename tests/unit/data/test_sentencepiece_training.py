@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.sentencepiece_training import _sample, train_sentencepiece
+from megatron_lite.data.sentencepiece_training import train_sentencepiece
 from megatron_lite.data.tokenizer import build_tokenizer
 
 
@@ -46,9 +46,3 @@ def test_what_cannot_be_trained_is_told(tmp_path: Path, write_jsonl: object) -> 
     with pytest.raises(DataError, match=r"b.jsonl: line 2: field 'text' is missing"):
         train_sentencepiece([bad], target, vocab_size=300)
     assert not target.exists()
-
-
-def test_thinning_is_even() -> None:
-    lines = [f"{number:03d}" for number in range(100)]
-    assert _sample(lines, 300) == lines
-    assert _sample(lines, 30) == lines[::10]

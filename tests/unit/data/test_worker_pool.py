@@ -44,7 +44,7 @@ def test_answers_come_in_order_and_the_pool_can_be_used_again() -> None:
 @pytest.mark.parametrize(
     ("item", "error", "message"),
     [
-        (3, WorkerDiedError, "worker 2 of 2 .* killed by SIGTERM"),
+        (3, WorkerDiedError, r"worker \d of 2 .* killed by SIGTERM"),
         (4, WorkerDiedError, "ended with exit code 7 while it worked on 4"),
         (5, RuntimeError, "KeyError: 'five'"),
     ],

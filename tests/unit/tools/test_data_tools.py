@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import psutil
 import pytest
 
 from megatron_lite.data.indexed_builder import IndexedDatasetBuilder
+from megatron_lite.data.indexed_dataset import IndexedDataset
+from megatron_lite.data.tokenizer import build_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOOLS = (
@@ -52,8 +56,8 @@ def test_help_and_bad_usage(tool: str) -> None:
 
 def test_no_tool_imports_torch() -> None:
     modules = (
-        "corpus sentencepiece_training preprocess inspection tokenizer_files tool_runner build "
-        "chat merge provenance training_order"
+        "corpus sentencepiece_training bpe_training columnar preprocess inspection "
+        "tokenizer_files tool_runner build chat merge provenance training_order"
     )
     names = ", ".join(f"megatron_lite.data.{name}" for name in modules.split())
     code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
@@ -87,7 +91,13 @@ def test_from_text_to_inspection(tmp_path: Path) -> None:
     assert "special tokens: begin of document no, end of document yes" in made.stdout
     assert "text: 2 documents, 12 tokens (uint16)" in made.stdout
     assert "empty documents dropped: 1" in made.stdout
-    assert "processed 3 documents" in made.stderr
+    assert re.search(
+        r"processed 3 documents, 0.0 of 0.0 MB, [\d.]+ MB/s, \d+ documents/s, \d+ tokens/s, "
+        r"00:00 left",
+        made.stderr,
+    )
+    assert "engine: native (gigatoken is used for byte-level BPE only)" in made.stdout
+    assert "4 to          7 tokens            2  ####" in made.stdout
     shown = _run(
         *("inspect_data", tmp_path / "new/c_text_document", "--check", "--show", 2),
         *("--tokenizer-type", "ByteTokenizer"),
@@ -139,6 +149,55 @@ def test_train_tokenizer_is_quiet(tmp_path: Path) -> None:
     assert (tmp_path / "t.model").stat().st_size > 1000
 
 
+def test_byte_level_bpe_from_a_folder_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        text = "".join(f"text {number} and {line * number} <|endoftext|>\n" for line in range(9))
+        (tmp_path / f"texts/{number:02}.txt").write_text(text)
+    trained = _run(
+        *("train_tokenizer", "--input", tmp_path / "texts", "--output", tmp_path / "t.json"),
+        *("--vocab-size", 280, "--model-type", "byte-level-bpe"),
+    )
+    assert trained.returncode == 0, trained.stderr
+    made = _run(
+        *("preprocess_data", "--input", tmp_path / "texts", "--output-prefix", tmp_path / "out/c"),
+        *("--tokenizer-type", "HFTokenizer", "--tokenizer-model", tmp_path / "t.json"),
+        *("--tokenizer-engine", "gigatoken", "--check-every", 1, "--append-eod"),
+    )
+    assert made.returncode == 0, made.stderr
+    assert "engine: gigatoken 0.10.0" in made.stdout
+    dataset = IndexedDataset(tmp_path / "out/c_text_document")
+    tokenizer = build_tokenizer("HFTokenizer", model=str(tmp_path / "t.json"))
+    assert len(dataset) == 20 and tokenizer.eod is not None
+    text = (tmp_path / "texts/03.txt").read_text()
+    assert dataset[3].tolist() == [*tokenizer.tokenize(text), tokenizer.eod]
+
+
+def test_preprocessing_loads_only_what_it_needs() -> None:
+    code = "import sys, megatron_lite.data.preprocess as p; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, check=True
+    )
+    slow = {"torch", "datasets", "pyarrow", "transformers", "gigatoken", "sentencepiece"}
+    assert not slow & set(ran.stdout.split())
+
+
+def test_the_benchmark_runs() -> None:
+    ran = subprocess.run(
+        [sys.executable, "tests/benchmarks/preprocess.py", "--quick"],
+        cwd=REPOSITORY,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["quick"] is True and len(told["mb_per_s"]) == 9
+    ratios = "hf_bpe_vs_gigatoken hf_bpe_vs_tokenizers sp_bpe_vs_raw sp_unigram_vs_raw"
+    assert all(told[name] > 0 for name in f"{ratios} hf_vs_datasets_map peak_rss_mb".split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -146,7 +205,7 @@ def test_train_tokenizer_is_quiet(tmp_path: Path) -> None:
         (("make_corpus", "--output", "/proc/x/y.jsonl"), "/proc/x/y.jsonl: can't be written"),
         (
             ("train_tokenizer", "--input", "/nowhere/x", "--output", "y"),
-            "/nowhere/x: can't be read",
+            "/nowhere/x: no such file",
         ),
         (
             (
@@ -194,15 +253,22 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _start_long_run(folder: Path) -> subprocess.Popen[str]:
-    """Start a run of several seconds with two workers and wait until it has written something."""
+def _long_run(folder: Path, out: str = "out/c") -> list[str]:
+    """Return the command of a run of several seconds with two workers."""
     source = folder / "long.jsonl"
-    source.write_text(('{"text": "' + "1 2 3 " * 200 + '"}\n') * 12_000)
+    if not source.exists():
+        lines = (f'{{"text": "{number % 9} ' + "1 2 3 " * 200 + '"}\n' for number in range(5_000))
+        source.write_text("".join(lines))
+    return _command(
+        *("preprocess_data", "--input", source, "--output-prefix", folder / out),
+        *("--tokenizer-type", "NullTokenizer", "--vocab-size", 9, "--workers", 2),
+    )
+
+
+def _start(command: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Start a long run and wait until it has something to lose."""
     process = subprocess.Popen(
-        _command(
-            *("preprocess_data", "--input", source, "--output-prefix", folder / "out/c"),
-            *("--tokenizer-type", "NullTokenizer", "--vocab-size", 9, "--workers", 2),
-        ),
+        command,
         cwd=REPOSITORY,
         env=_environment(),
         stdout=subprocess.DEVNULL,
@@ -211,26 +277,40 @@ def _start_long_run(folder: Path) -> subprocess.Popen[str]:
         start_new_session=True,
         preexec_fn=_heed_interrupts,
     )
-    partial = folder / "out/c_text_document.bin.partial"
-    _wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
+    documents = folder / "out/c.preprocess/0.sequences"
+    for _ in range(2):  # when the second block is there, the first one counts as work
+        size = documents.stat().st_size if documents.exists() else 0
+        _wait_until(lambda size=size: documents.exists() and documents.stat().st_size > size)
     return process
 
 
+def _pair(prefix: Path) -> list[bytes]:
+    return [Path(f"{prefix}_text_document.{end}").read_bytes() for end in ("bin", "idx")]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_b07_an_interrupted_run_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
-    with _start_long_run(tmp_path) as process:
+def test_b07_an_interrupted_run_goes_on(tmp_path: Path, number: int, code: int) -> None:
+    command = _long_run(tmp_path)
+    with _start(command, tmp_path) as process:
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2
         os.killpg(process.pid, number)  # as Ctrl-C does: parent and workers
         _, errors = process.communicate(timeout=30)
     assert process.returncode == code
     assert "Traceback" not in errors
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["c.preprocess"]
     assert not any(child.is_running() for child in children)
+    committed = json.loads((tmp_path / "out/c.preprocess/committed.json").read_text())
+    assert 0 < committed["state"]["position"]["block"] < 6
+    again = subprocess.run(command, cwd=REPOSITORY, env=_environment(), timeout=60)
+    whole = subprocess.run(_long_run(tmp_path, "whole/c"), cwd=REPOSITORY, env=_environment())
+    assert (again.returncode, whole.returncode) == (0, 0)
+    assert _pair(tmp_path / "out/c") == _pair(tmp_path / "whole/c")
+    assert len(list((tmp_path / "out").iterdir())) == 2
 
 
 def test_b07_workers_go_with_a_killed_parent(tmp_path: Path) -> None:
-    with _start_long_run(tmp_path) as process:
+    with _start(_long_run(tmp_path), tmp_path) as process:
         children = psutil.Process(process.pid).children()
         assert len(children) == 2
         process.kill()
