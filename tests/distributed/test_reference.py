@@ -57,6 +57,9 @@ def overrides(corpus: Path) -> list[str]:
         f"training.global_batch_size={BATCH}",
         f"training.train_iters={STEPS}",
         "training.eval_interval=0",
+        # Gentle: a jump of the gradient's norm to a hundred would magnify roundings a thousandfold.
+        "optimizer.lr=5e-4",
+        "optimizer.min_lr=5e-5",
         "precision.dtype=fp32",
         "deepspeed.zero_optimization.stage=1",
         'deepspeed.zero_optimization.offload_optimizer={"device": "none"}',
