@@ -20,13 +20,15 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinf
 START = 30.0
 """Seconds within which the nodes must be there."""
 CPUS = 4
+# A job that is queued again waits until the credentials of its last start have expired, by default
+# for two minutes; cred_expire shortens that.
 _CONF = """
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={controller}
 AuthType=auth/munge
 CryptoType=crypto/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=10
 SlurmUser=root
 SlurmdUser=root
 ProctrackType=proctrack/linuxproc
@@ -39,7 +41,7 @@ JobRequeue=1
 KillWait=10
 MinJobAge=600
 SlurmdTimeout=20
-SchedulerParameters=bf_interval=5,sched_interval=5,requeue_delay=0
+SchedulerParameters=bf_interval=5,sched_interval=5
 SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
