@@ -44,8 +44,9 @@ NUMPY = tuple(
     for name in names
 )
 """Of random states, which are not converted."""
-OTHERS = ("_io.BytesIO", "pathlib.PosixPath", "signal.Signals")
-"""The first holds the scales of Transformer Engine before 2.0, which are not converted."""
+OTHERS = ("_io.BytesIO", "builtins.getattr", "pathlib.PosixPath", "signal.Signals")
+"""The first holds the scales of Transformer Engine before 2.0, which are not converted; by the
+second Python before 3.11.4 stores a member of an enumeration, and nothing is looked up here."""
 
 
 class StandIn:

@@ -60,6 +60,20 @@ def test_an_allowed_name_gives_no_access_to_the_class(tmp_path: Path) -> None:
         assert type(kept) is StandIn and vars(kept).keys() <= {"args"}
 
 
+class Member:
+    """Of an enumeration, as Python before 3.11.4 stores it: as a look-up by name."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (Namespace, "mro")
+
+
+def test_nothing_is_looked_up(tmp_path: Path) -> None:
+    path = tmp_path / "states.pt"
+    torch.save({"stage": Member()}, path)
+    stage = load(path)["stage"]
+    assert type(stage) is StandIn and stage.args == (Namespace, "mro")
+
+
 def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="missing; the checkpoint is not whole"):
         load(tmp_path / "absent.pt")
