@@ -32,9 +32,6 @@ class Engine(Protocol):
     name: str
     checked: bool
     """True where its answers must be compared with the tokenizer's."""
-    block_bytes: int
-    """Input that suits it: a fast one loses by small blocks, a slow one at the end by large ones,
-    which don't share out evenly."""
 
     def encode(self, texts: Sequence[str]) -> TokenBatch:
         """Return the ids of the texts, without special tokens."""
@@ -45,7 +42,6 @@ class NativeEngine:
 
     name = "native"
     checked = False
-    block_bytes = 1 << 18
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.encode = tokenizer.tokenize_batch
@@ -55,7 +51,6 @@ class GigatokenEngine:
     """gigatoken on the calling thread; a new instance now and then bounds its memory."""
 
     checked = True
-    block_bytes = 1 << 20  # about what fits a core's cache
 
     def __init__(self, description: str) -> None:
         """`description` is a tokenizer.json; ImportError where gigatoken is missing."""

@@ -79,7 +79,7 @@ class _Run:
                 self.sources[index],
                 index,
                 self.options.json_keys,
-                size=self.options.block_bytes or self.engine.block_bytes,
+                size=self.options.block_bytes,
                 skip=skip,
             )
             skip = 0

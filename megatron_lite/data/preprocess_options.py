@@ -44,8 +44,8 @@ class PreprocessOptions:
     skip_bad_lines: bool = False
     skip_missing_keys: bool = False
     restart: bool = False
-    block_bytes: int | None = None
-    """Bytes of input that a worker takes at a time; null: what suits the engine."""
+    block_bytes: int = 1 << 20
+    """Input that a worker takes at a time: small blocks cost calls, large ones leave the cache."""
     commit_seconds: float = 10.0
     """Work of at most about so long is lost when the run is killed."""
 
@@ -93,7 +93,7 @@ class PreprocessOptions:
         same += " skip_missing_keys check_every"
         identity = {name.replace("_", " "): getattr(self, name) for name in same.split()}
         identity |= {"json keys": list(self.json_keys), "engine": engine.name}
-        identity["block bytes"] = self.block_bytes or engine.block_bytes
+        identity["block bytes"] = self.block_bytes
         identity |= {"vocabulary": tokenizer.vocab_size, "tokenizer files": self._tokenizer_files()}
         for number, source in enumerate(sources, start=1):
             identity[f"input {number}"] = (
