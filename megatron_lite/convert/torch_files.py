@@ -10,11 +10,18 @@ from __future__ import annotations
 import argparse
 import pickle
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.serialization import (
+    add_safe_globals,
+    clear_safe_globals,
+    get_safe_globals,
+    get_unsafe_globals_in_checkpoint,
+)
 
 from megatron_lite.checkpoint.errors import CheckpointError
 
@@ -66,6 +73,19 @@ _ALLOWED: list[Any] = [
 ]
 
 
+@contextmanager
+def _only_stand_ins() -> Iterator[None]:
+    """Allow what is named here and nothing that other packages of this process have allowed."""
+    others = get_safe_globals()
+    clear_safe_globals()
+    add_safe_globals(_ALLOWED)
+    try:
+        yield
+    finally:
+        clear_safe_globals()
+        add_safe_globals(others)
+
+
 def load(path: Path) -> dict[str, Any]:
     """A file's dictionary; its tensors stay on the disk until they are used.
 
@@ -73,7 +93,7 @@ def load(path: Path) -> dict[str, Any]:
     CheckpointError where the file is missing, damaged or would run code.
     """
     try:
-        with safe_globals(_ALLOWED):
+        with _only_stand_ins():
             content = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
@@ -97,7 +117,7 @@ def load(path: Path) -> dict[str, Any]:
 def _refused(path: Path, message: str) -> str:
     """The classes and functions that a file names beside the harmless ones; "" if none are."""
     try:
-        with safe_globals(_ALLOWED):
+        with _only_stand_ins():
             names = sorted(get_unsafe_globals_in_checkpoint(path))
     except Exception:  # the older format, of which torch tells the first name only
         names = message.partition("GLOBAL ")[2].split()[:1]
