@@ -69,7 +69,7 @@ def main() -> int:
         loaded = load_config(args.config, args.set, None, check_files=True)
         run_dir = (args.run_dir or Path("runs") / args.config.stem).resolve()
         script = prepare(loaded, run_dir, shape(loaded, site))
-        submit(script, run_dir, args, site)
+        submit(script, job_name(loaded, run_dir), run_dir, args, site)
     except (ConfigError, Refused, OSError) as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -149,7 +149,7 @@ def render(template: str, loaded: LoadedConfig, run_dir: Path, shape: Shape) -> 
 
 def _options(loaded: LoadedConfig, run_dir: Path, shape: Shape) -> Iterator[str]:
     launch = loaded.config.launch
-    yield f"--job-name={launch.job_name or run_dir.name}"
+    yield f"--job-name={job_name(loaded, run_dir)}"
     yield f"--nodes={shape.nodes}"
     yield f"--ntasks-per-node={shape.tasks_per_node}"
     for name in ("partition", "account", "time"):
@@ -162,7 +162,14 @@ def _options(loaded: LoadedConfig, run_dir: Path, shape: Shape) -> Iterator[str]
     yield "--requeue" if launch.requeue else "--no-requeue"
 
 
-def submit(script: Path, run_dir: Path, args: argparse.Namespace, site: Mapping[str, str]) -> None:
+def job_name(loaded: LoadedConfig, run_dir: Path) -> str:
+    """The config's, or the run folder's."""
+    return loaded.config.launch.job_name or run_dir.name
+
+
+def submit(
+    script: Path, name: str, run_dir: Path, args: argparse.Namespace, site: Mapping[str, str]
+) -> None:
     """Hand the script to sbatch, once for each job of the chain, and tell where to look."""
     # The job sees the variables as they are here; PYTHONPATH is added to, not replaced.
     path = os.pathsep.join(filter(None, [str(run_dir / "code"), os.environ.get("PYTHONPATH")]))
@@ -181,11 +188,6 @@ def submit(script: Path, run_dir: Path, args: argparse.Namespace, site: Mapping[
         if done.returncode:
             raise Refused(f"sbatch refused the job: {done.stderr.strip()}")
         job = done.stdout.strip().partition(";")[0]
-        name = next(
-            line.partition("=")[2]
-            for line in script.read_text().splitlines()
-            if line.startswith("#SBATCH --job-name=")
-        )
         print(f"job          {job}")
         print(f"log          {run_dir}/{name}-{job}.out")
         dependency = f"afterany:{job}"

@@ -22,7 +22,7 @@ from megatron_lite.data.errors import DataError
 from megatron_lite.data.loader import MicroBatch, micro_batches
 from megatron_lite.data.sampler import evaluation_batches
 from megatron_lite.data.source import SampleSource
-from megatron_lite.data.tokenizer import build_tokenizer
+from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
@@ -155,13 +155,7 @@ def describe_run(config: RunConfig, place: Place, stage: GPTStage) -> str:
 def build_run_tokenizer(config: RunConfig) -> Tokenizer:
     """The tokenizer of the data section."""
     data = config.data
-    return build_tokenizer(
-        data.tokenizer_type,
-        model=data.tokenizer_model,
-        vocab_file=data.vocab_file,
-        merge_file=data.merge_file,
-        vocab_size=config.model.vocab_size,
-    )
+    return named_tokenizer(data, vocab_size=config.model.vocab_size)
 
 
 def build_run_datasets(config: RunConfig, *, vocab_size: int) -> Datasets:

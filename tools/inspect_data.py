@@ -17,7 +17,7 @@ from megatron_lite.config.resuming import SavedRun, resume_config
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.inspection import check, describe, differences
 from megatron_lite.data.provenance import which_documents
-from megatron_lite.data.tokenizer import build_tokenizer
+from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tool_runner import add_tokenizer_flags
 from megatron_lite.data.training_order import in_other_data
 from megatron_lite.progress import Progress
@@ -77,13 +77,7 @@ def main() -> None:
 def _inspect(options: argparse.Namespace) -> None:
     tokenizer = None
     if options.tokenizer_type is not None:
-        tokenizer = build_tokenizer(
-            options.tokenizer_type,
-            model=options.tokenizer_model,
-            vocab_file=options.vocab_file,
-            merge_file=options.merge_file,
-            vocab_size=options.vocab_size,
-        )
+        tokenizer = named_tokenizer(options, vocab_size=options.vocab_size)
     for line in describe(options.prefix, show=options.show, tokenizer=tokenizer):
         print(line)
     if options.check:

@@ -152,8 +152,7 @@ def reshard(
     step = plan.source.step
     if store.exists(root, step):
         raise CheckpointError(f"{store.step_folder(root, step)} exists; remove it first")
-    if faults := scan(source, [], files=plan.source.texts).faults:
-        raise CheckpointError("the source is damaged:\n  " + "\n  ".join(faults))
+    _require_whole(scan(source, [], files=plan.source.texts).faults)
     config, origins = store.read_config(source)
     folder = _working_folder(source, root, plan)
     before = _fingerprints(source, plan, progress)
@@ -187,8 +186,7 @@ def _fingerprints(source: Path, plan: Plan, progress: Progress) -> Fingerprints:
     else:
         convert = partial(cast, source=manifest.dtype, target=target.dtype)
         found = scan(source, manifest.boxes, files=manifest.files, cast=convert, progress=progress)
-        if faults := [*found.faults, *uncovered(manifest)]:
-            raise CheckpointError("the source is damaged:\n  " + "\n  ".join(faults))
+        _require_whole([*found.faults, *uncovered(manifest)])
         sums = found.fingerprints.sums
     if not target.weights_only:
         return Fingerprints(sums)
@@ -196,12 +194,16 @@ def _fingerprints(source: Path, plan: Plan, progress: Progress) -> Fingerprints:
     return Fingerprints({(tensor, WEIGHT): value for tensor, value in weights.items()})
 
 
+def _require_whole(faults: list[str]) -> None:
+    """CheckpointError for a source that is not what was written."""
+    if faults:
+        raise CheckpointError("the source is damaged:\n  " + "\n  ".join(faults))
+
+
 def _explain(source: Path, folder: Path, plan: Plan, wrong: list[str]) -> NoReturn:
     """Say why the result is not what was saved: the source is damaged, or it was written wrong."""
     shutil.rmtree(folder)
-    found = scan(source, plan.source.boxes, files=plan.source.files)
-    if found.faults:
-        raise CheckpointError("the source is damaged:\n  " + "\n  ".join(found.faults))
+    _require_whole(scan(source, plan.source.boxes, files=plan.source.files).faults)
     raise CheckpointError(
         f"{folder}: the result was not what {source} holds, and was removed:\n  "
         + "\n  ".join(wrong)

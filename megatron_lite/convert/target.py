@@ -18,7 +18,7 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.load import ConfigError, LoadedConfig, load_config
 from megatron_lite.config.schema import DataConfig, ModelConfig
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.tokenizer import build_tokenizer
+from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.layers.context import Init, LayerContext, placement_of
 from megatron_lite.layers.embedding import WORD_EMBEDDINGS
 from megatron_lite.models.gpt import GPTStage
@@ -60,13 +60,7 @@ def vocab_size(model: ModelConfig, data: DataConfig) -> int:
     """Token ids of the vocabulary: the config's number, or else the tokenizer's."""
     if model.vocab_size is not None:
         return model.vocab_size
-    tokenizer = build_tokenizer(
-        data.tokenizer_type,
-        model=data.tokenizer_model,
-        vocab_file=data.vocab_file,
-        merge_file=data.merge_file,
-    )
-    return tokenizer.vocab_size
+    return named_tokenizer(data).vocab_size
 
 
 def logical_tensors(model: ModelConfig, *, vocab_size: int) -> Table:

@@ -28,7 +28,7 @@ from megatron_lite.data.first_fit import FirstFit
 from megatron_lite.data.indexed_builder import IndexedDatasetBuilder, token_dtype
 from megatron_lite.data.jsonl import LineError, parse_record, read_chunks, replace_surrogates
 from megatron_lite.data.packed_dataset import MASK_SUFFIX
-from megatron_lite.data.tokenizer import build_tokenizer
+from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 
 CHAT_TEMPLATES = ("tokenizer", "plain")
@@ -59,13 +59,7 @@ class ChatOptions:
 
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer; DataError where it has no end-of-document token, the padding."""
-        tokenizer = build_tokenizer(
-            self.tokenizer_type,
-            model=self.tokenizer_model,
-            vocab_file=self.vocab_file,
-            merge_file=self.merge_file,
-            vocab_size=self.vocab_size,
-        )
+        tokenizer = named_tokenizer(self, vocab_size=self.vocab_size)
         tokenizer.require(eod=True)
         return tokenizer
 

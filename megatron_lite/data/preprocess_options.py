@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_lite.data.blocks import BLOCK_BYTES
 from megatron_lite.data.engine import Engine
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.inputs import Source, find_sources
-from megatron_lite.data.tokenizer import build_tokenizer
+from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tokenizer_base import STATING_FILES, Tokenizer
 
 
@@ -44,7 +45,7 @@ class PreprocessOptions:
     skip_bad_lines: bool = False
     skip_missing_keys: bool = False
     restart: bool = False
-    block_bytes: int = 1 << 20
+    block_bytes: int = BLOCK_BYTES
     """Input that a worker takes at a time: small blocks cost calls, large ones leave the cache."""
     commit_seconds: float = 10.0
     """Work of at most about so long is lost when the run is killed."""
@@ -66,13 +67,7 @@ class PreprocessOptions:
 
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer; DataError when it lacks a requested special token."""
-        tokenizer = build_tokenizer(
-            self.tokenizer_type,
-            model=self.tokenizer_model,
-            vocab_file=self.vocab_file,
-            merge_file=self.merge_file,
-            vocab_size=self.vocab_size,
-        )
+        tokenizer = named_tokenizer(self, vocab_size=self.vocab_size)
         tokenizer.require(bos=self.prepend_bos, eod=self.append_eod)
         return tokenizer
 

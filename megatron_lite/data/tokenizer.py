@@ -6,6 +6,7 @@ The kinds that read files are in tokenizer_files.py and are imported only when a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -67,6 +68,30 @@ class NullTokenizer(Tokenizer):
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the integers, separated by blanks."""
         return " ".join(str(int(token)) for token in tokens)
+
+
+class TokenizerFlags(Protocol):
+    """How a config's data section, and the flags of the data tools, name a tokenizer."""
+
+    @property
+    def tokenizer_type(self) -> str: ...
+    @property
+    def tokenizer_model(self) -> str | None: ...
+    @property
+    def vocab_file(self) -> str | None: ...
+    @property
+    def merge_file(self) -> str | None: ...
+
+
+def named_tokenizer(flags: TokenizerFlags, *, vocab_size: int | None = None) -> Tokenizer:
+    """Build the tokenizer that a config or command line names; DataError as build_tokenizer."""
+    return build_tokenizer(
+        flags.tokenizer_type,
+        model=flags.tokenizer_model,
+        vocab_file=flags.vocab_file,
+        merge_file=flags.merge_file,
+        vocab_size=vocab_size,
+    )
 
 
 def build_tokenizer(

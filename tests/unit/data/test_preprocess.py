@@ -234,7 +234,7 @@ def test_b07_a_worker_that_dies_is_noticed(
     records = [{"text": f"record {n}{' MARKER' if n == 1200 else ''}"} for n in range(2000)]
     path = write_jsonl(records)
     with monkeypatch.context() as switch:
-        switch.setattr(module, "build_tokenizer", lambda *_, **__: _Mortal())
+        switch.setattr(module, "named_tokenizer", lambda *_, **__: _Mortal())
         with pytest.raises(WorkerDiedError, match=r"worker \d of 4 .* SIGKILL \(signal 9\)"):
             run(path, workers=4, block_bytes=200)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["x.preprocess"]
