@@ -18,6 +18,7 @@ from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.fields import Section
 from megatron_lite.config.load import load_config
 from megatron_lite.config.schema import RunConfig
+from megatron_lite.data import tokenizer
 from megatron_lite.data.indexed_builder import IndexedDatasetBuilder
 from megatron_lite.trainer import Trainer
 from tests.distributed.fields import FIELDS, Probe
@@ -184,7 +185,7 @@ def test_tokenizer_files_are_read(
     """tokenizer_model, vocab_file and merge_file arrive where tokenizers are made."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(
-        build, "build_tokenizer", lambda kind, **given: asked.update(given, kind=kind)
+        tokenizer, "build_tokenizer", lambda kind, **given: asked.update(given, kind=kind)
     )
     config = small_config(tmp_path / "run.json", corpus)
     overrides = [f"data.tokenizer_type={kind}"]
