@@ -129,6 +129,7 @@ class OutputHead(nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.sequence_parallel = context.group, context.sequence_parallel
+        self.weight_gradients = context.weight_gradients
         self.vocab_size = vocab_size
         self.kernels = loss_kernels(compiled=compiled)
         self.tied = not model.untie_embeddings_and_output_weights
@@ -153,6 +154,7 @@ class OutputHead(nn.Module):
             None,
             group=self.group,
             sequence_parallel=self.sequence_parallel,
+            later=self.weight_gradients,
         )
 
     def forward(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
