@@ -59,14 +59,25 @@ SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = MappingProxyType(
 )
 
 
-def build_schedule(name: str, *, num_stages: int, num_microbatches: int) -> Schedule:
+def build_schedule(
+    name: str,
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    num_ranks: int | None = None,
+    virtual: int | None = None,
+) -> Schedule:
     """The training schedule that `parallel.pipeline_schedule` calls `name`.
 
-    Raises ScheduleError for an unknown name and for sizes below 1.
+    `num_stages` are the parts of the model, `virtual` as many of them as a rank holds (by default
+    what the schedule asks for), `num_ranks` the quotient. Raises ScheduleError for an unknown name
+    and for sizes that the schedule is not for.
     """
     if name not in SCHEDULES:
         known = ", ".join(SCHEDULES)
         raise ScheduleError(f"unknown pipeline schedule {name!r}; known are: {known}")
+    if num_ranks not in (None, num_stages) or virtual not in (None, 1):
+        raise ScheduleError(f"schedule {name!r} has one stage a rank, got {num_stages} stages")
     return SCHEDULES[name](num_stages, num_microbatches)
 
 
@@ -78,13 +89,11 @@ def _one_stage_a_rank(
     forward_only: bool = False,
 ) -> Schedule:
     """The schedule whose rank i holds stage i alone and runs rows[i]."""
-    return Schedule(
-        name=name,
-        num_stages=len(rows),
-        num_ranks=len(rows),
+    return Schedule.one_way(
+        name,
+        placement=range(len(rows)),
         num_microbatches=num_microbatches,
-        stage_rank=tuple(range(len(rows))),
-        actions=tuple(rows),
+        actions=rows,
         forward_only=forward_only,
     )
 

@@ -41,14 +41,7 @@ def random_table(seed: int, ranks: int) -> Schedule:
         left.remove(action)
         done.add(action)
         rows[homes[action.stage]].append(action)
-    return Schedule(
-        name=f"random {seed}",
-        num_stages=stages,
-        num_ranks=ranks,
-        num_microbatches=count,
-        stage_rank=tuple(homes),
-        actions=tuple(tuple(row) for row in rows),
-    )
+    return Schedule.one_way(f"random {seed}", placement=homes, num_microbatches=count, actions=rows)
 
 
 def _inputs(action: Action, stages: int) -> set[Action]:
@@ -113,7 +106,7 @@ def run_table(
     last = schedule.num_stages - 1
     order = [a.micro_batch for a in schedule.actions[rank] if a.kind == "F" and a.stage == last]
     by_number = dict(zip(order, (loss.item() for loss in losses), strict=True))
-    mine = [s for s, home in enumerate(schedule.stage_rank) if home == rank]
+    mine = [stage for _, stage in schedule.held_by(rank)]
     return [by_number[i] for i in sorted(by_number)], model.gradients(mine)
 
 
@@ -142,7 +135,7 @@ def check_tables(ranks: int) -> None:
     found = on_ranks(ranks, run_tables, seeds)
     for i, schedule in enumerate(schedules):
         losses, gradients = one_process(schedule)
-        home = schedule.stage_rank[-1]
+        home = schedule.placements[0][-1]
         np.testing.assert_allclose(found[home][i][0], losses, rtol=1e-12, err_msg=schedule.name)
         assert all(found[r][i][0] == [] for r in range(ranks) if r != home)
         held = {stage: grad for of_rank in found for stage, grad in of_rank[i][1].items()}
@@ -169,7 +162,7 @@ def test_the_tables_are_legal_and_not_alike() -> None:
     for table in tables:
         verify(table)
     assert any(needs(t, Action("F", s, 0)) is None for t in tables for s in range(1, t.num_stages))
-    downward = [t for t in tables if any(a > b for a, b in pairwise(t.stage_rank))]
+    downward = [t for t in tables if any(a > b for a, b in pairwise(t.placements[0]))]
     assert len(downward) > len(tables) / 2
     known = {build_schedule(n, num_stages=2, num_microbatches=2).actions for n in ("gpipe", "1f1b")}
     assert not known & {t.actions for t in tables}
@@ -192,13 +185,11 @@ def forward_only_keeps_nothing() -> list[bool]:
         dtype=torch.float64,
         device=torch.device("cpu"),
     )
-    table = Schedule(
-        name="evaluation",
-        num_stages=2,
-        num_ranks=2,
+    table = Schedule.one_way(
+        "evaluation",
+        placement=(0, 1),
         num_microbatches=2,
-        stage_rank=(0, 1),
-        actions=tuple(tuple(Action("F", s, m) for m in (1, 0)) for s in (0, 1)),
+        actions=[[Action("F", s, m) for m in (1, 0)] for s in (0, 1)],
         forward_only=True,
     )
     executor.run(Program(table, groups.pipeline.rank), micro_batches(2), hidden_shape=(ROWS, WIDTH))

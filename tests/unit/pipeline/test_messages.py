@@ -50,12 +50,10 @@ def test_incoming_keeps_the_order_of_each_sender() -> None:
 
 def test_two_stages_on_one_rank_hand_over_without_a_message() -> None:
     """Stages 0 and 3 on rank 0, 1 and 2 on rank 1: a V of one micro-batch."""
-    schedule = Schedule(
-        name="v",
-        num_stages=4,
-        num_ranks=2,
+    schedule = Schedule.one_way(
+        "v",
+        placement=(0, 1, 1, 0),
         num_microbatches=1,
-        stage_rank=(0, 1, 1, 0),
         actions=(
             (Action("F", 0, 0), Action("F", 3, 0), Action("B", 3, 0), Action("B", 0, 0)),
             (Action("F", 1, 0), Action("F", 2, 0), Action("B", 2, 0), Action("B", 1, 0)),

@@ -68,7 +68,7 @@ def test_one_stage_sends_nothing_and_starts_with_its_own_forward(name: str) -> N
     schedule = build_schedule(name, num_stages=1, num_microbatches=2)
     assert verify(schedule)
     assert schedule.actions[0][0] == Action("F", 0, 0)
-    assert schedule.stage_rank == (0,)
+    assert schedule.placements == ((0,),)
 
 
 def test_unknown_name_lists_the_known_ones() -> None:

@@ -54,11 +54,11 @@ def runs(schedule: Schedule, seed: int) -> bool:
         if action.kind == "F":
             held[rank].add(("kept", s, i))
             if s < last:
-                held[schedule.stage_rank[s + 1]].add(("activation", s, i))
+                held[schedule.rank_of(s + 1, i)].add(("activation", s, i))
         else:
             held[rank].remove(("kept", s, i))
             if s > 0:
-                held[schedule.stage_rank[s - 1]].add(("gradient", s, i))
+                held[schedule.rank_of(s - 1, i)].add(("gradient", s, i))
     return True
 
 
@@ -193,12 +193,10 @@ def test_deadlock_names_the_ranks_and_what_they_wait_for() -> None:
 
 
 def test_two_stages_on_one_rank_need_the_earlier_stage_first() -> None:
-    schedule = Schedule(
-        name="both",
-        num_stages=2,
-        num_ranks=1,
+    schedule = Schedule.one_way(
+        "both",
+        placement=(0, 0),
         num_microbatches=1,
-        stage_rank=(0, 0),
         actions=((Action("F", 0, 0), Action("F", 1, 0), Action("B", 1, 0), Action("B", 0, 0)),),
     )
     assert verify(schedule).peak_activations == (2,)
@@ -223,10 +221,15 @@ def test_a_backward_in_a_forward_only_table_is_refused() -> None:
     ("change", "reason"),
     [
         ({"num_ranks": 3}, "2 lists of actions for 3 ranks"),
-        ({"stage_rank": (0,)}, "stage_rank names 1 stages of 2"),
-        ({"stage_rank": (0, 2)}, "stage 1 is put on rank 2, but ranks go from 0 to 1"),
+        ({"placements": ((0,),)}, "placement 0 names 1 stages of 2"),
+        ({"placements": ((0, 2),)}, "puts stage 1 on rank 2, but ranks go from 0 to 1"),
         ({"num_microbatches": 0}, "must be at least 1"),
-        ({"num_microbatches": 1}, r"rank 0: F\(stage 0, micro-batch 1\) does not belong"),
+        ({"num_microbatches": 1}, "2 directions for 1 micro-batches"),
+        ({"directions": (0, 1)}, "micro-batch 1 has direction 1, but there are 1 placements"),
+        (
+            {"num_microbatches": 1, "directions": (0,)},
+            r"rank 0: F\(stage 0, micro-batch 1\) does not belong",
+        ),
     ],
 )
 def test_inconsistent_tables_are_refused(change: dict[str, object], reason: str) -> None:
