@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from megatron_lite.config.batch import num_microbatches
+from megatron_lite.config.batch import global_batch_size_at, num_microbatches
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
@@ -27,9 +27,11 @@ from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
+from megatron_lite.engine.param_groups import unique
 from megatron_lite.engine.zero3_engine import Zero3Engine
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.layers.context import LayerContext, placement_of
+from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.layers.kernels import describe_kernels
 from megatron_lite.models.gpt import GPTStage
 from megatron_lite.monitoring.timers import StepTimer
@@ -40,12 +42,15 @@ from megatron_lite.mpu.reductions import together
 from megatron_lite.pipeline.executor import PipelineExecutor
 from megatron_lite.pipeline.p2p import connect
 from megatron_lite.pipeline.partition import partition_layers
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
 from megatron_lite.resume import restore
 from megatron_lite.saving import Saver
 from megatron_lite.trainer import Part, Trainer
 
+Stages = dict[int, GPTStage]
+"""A rank's parts of the model by number of their stage."""
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -63,7 +68,27 @@ def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:
     """The grid of a run; the data-parallel size is what the world leaves."""
     tp = config.parallel.tensor_model_parallel_size
     pp = config.parallel.pipeline_model_parallel_size
-    return Grid(tp_size=tp, dp_size=world_size // (tp * pp), pp_size=pp, rank=rank)
+    dp = world_size // (tp * pp)
+    plan = build_plan(config, dp)
+    return Grid(
+        tp_size=tp,
+        dp_size=dp,
+        pp_size=pp,
+        rank=rank,
+        bidirectional=plan.bidirectional,
+        ends=plan.ends,
+    )
+
+
+def build_plan(config: RunConfig, dp: int) -> SchedulePlan:
+    """Where the model's stages are, and the tables that run them."""
+    training = config.training
+    first = global_batch_size_at(training, 0)
+    return SchedulePlan.of(
+        config.parallel.pipeline_schedule,
+        num_ranks=config.parallel.pipeline_model_parallel_size,
+        num_microbatches=num_microbatches(first, training.micro_batch_size, dp),
+    )
 
 
 def build_trainer(
@@ -79,8 +104,11 @@ def build_trainer(
         datasets = build_run_datasets(config, vocab_size=vocab_size)
     streams = RngStreams(place.device)
     streams.seed(config.training.seed, place.groups.grid)
-    stage = build_stage(config, place, streams=streams, vocab_size=vocab_size)
-    engine = build_engine(config, place, stage)
+    plan = build_plan(config, place.groups.data.size)
+    weight_gradients = WeightGradients() if plan.sample.split_backward else None
+    context = build_context(config, place, streams, weight_gradients)
+    stages = build_stages(config, context, plan, place.groups.grid, vocab_size=vocab_size)
+    engine = build_engine(config, place, stages, weight_gradients)
     started = perf_counter()
     resolved = resolved_dict(config)
     start = restore(
@@ -106,7 +134,7 @@ def build_trainer(
         rank=place.groups.grid.rank,
         device=place.device,
     )
-    report.say(describe_run(config, place, stage))
+    report.say(describe_run(config, place, stages))
     report.say(describe_kernels(place.device))
     timer = StepTimer()
     for line in start.lines:
@@ -119,7 +147,8 @@ def build_trainer(
         origins=origins or {},
         groups=place.groups,
         engine=engine,
-        executor=build_executor(config, place, engine),
+        executor=build_executor(config, place, engine, plan),
+        plan=plan,
         streams=streams,
         order=order,
         train_batches=training_data(config, place, order, tokenizer, start.progress),
@@ -139,10 +168,11 @@ def build_trainer(
     )
 
 
-def describe_run(config: RunConfig, place: Place, stage: GPTStage) -> str:
+def describe_run(config: RunConfig, place: Place, stages: Stages) -> str:
     """Layout, precision and size in a line for the start of a run."""
     grid, zero = place.groups.grid, config.deepspeed.zero_optimization
-    held = sum(prod(placement_of(p).shape) for p in stage.parameters())
+    parameters = unique(p for stage in stages.values() for p in stage.parameters())
+    held = sum(prod(placement_of(p).shape) for p in parameters)
     offload = zero.offload_optimizer.device
     return (
         f" tensor {grid.tp_size} x pipeline {grid.pp_size} x data {grid.dp_size} | "
@@ -172,41 +202,59 @@ def build_run_datasets(config: RunConfig, *, vocab_size: int) -> Datasets:
     )
 
 
-def build_stage(
-    config: RunConfig, place: Place, *, streams: RngStreams, vocab_size: int
-) -> GPTStage:
-    """This rank's part of the model, with its first weights."""
-    grid = place.groups.grid
-    layout = config.parallel.pipeline_model_parallel_layout
-    layers = partition_layers(config.model.num_layers, grid.pp_size, layout)[grid.pp_rank]
-    context = LayerContext(
+def build_context(
+    config: RunConfig,
+    place: Place,
+    streams: RngStreams,
+    weight_gradients: WeightGradients | None = None,
+) -> LayerContext:
+    """What the layers of this rank are made with."""
+    return LayerContext(
         group=place.groups.tensor,
         device=place.device,
         dtype=DTYPES[config.precision.dtype],
         seed=config.training.seed,
         sequence_parallel=config.parallel.sequence_parallel,
         streams=streams,
+        weight_gradients=weight_gradients,
     )
-    stage = GPTStage(
-        config.model,
-        context,
-        layers=layers,
-        vocab_size=vocab_size,
-        first=grid.pp_rank == 0,
-        last=grid.pp_rank == grid.pp_size - 1,
-        training=config.training,
-    )
+
+
+def build_stages(
+    config: RunConfig, context: LayerContext, plan: SchedulePlan, grid: Grid, *, vocab_size: int
+) -> Stages:
+    """This rank's parts of the model, with their first weights."""
+    layout = config.parallel.pipeline_model_parallel_layout
+    layers = partition_layers(config.model.num_layers, plan.num_stages, layout)
+    stages: Stages = {}
+    for number in plan.stages_of(grid.pp_rank):
+        stages[number] = GPTStage(
+            config.model,
+            context,
+            layers=layers[number],
+            vocab_size=vocab_size,
+            first=number == 0,
+            last=number == plan.num_stages - 1,
+            training=config.training,
+            embedding=stages[0].embedding.word_embeddings if 0 in stages else None,
+        )
     if config.training.compile:
-        for layer in stage.layers:
-            layer.compile()
-    return stage
+        for stage in stages.values():
+            for layer in stage.layers:
+                layer.compile()
+    return stages
 
 
-def build_engine(config: RunConfig, place: Place, stage: GPTStage) -> Engine:
-    """The ZeRO engine of the configured stage around this rank's part of the model."""
+def build_engine(
+    config: RunConfig,
+    place: Place,
+    stages: Stages,
+    weight_gradients: WeightGradients | None = None,
+) -> Engine:
+    """The ZeRO engine of the configured stage around this rank's parts of the model."""
     groups, optimizer = place.groups, config.optimizer
     common: dict[str, Any] = {
-        "deepspeed_config": deepspeed_config(config, groups.data.size),
+        "deepspeed_config": deepspeed_config(config, groups.gradient.size),
         "adam": {
             "lr": optimizer.lr,
             "betas": (optimizer.adam_beta1, optimizer.adam_beta2),
@@ -216,40 +264,39 @@ def build_engine(config: RunConfig, place: Place, stage: GPTStage) -> Engine:
         "groups": groups,
     }
     if config.deepspeed.zero_optimization.stage == 3:
+        (stage,) = stages.values()
         return Zero3Engine(stage, **common)
     sixteen_bit = config.precision.dtype != "fp32"
     return ZeroEngine(
-        {groups.pipeline.rank: stage},
+        stages,
         accumulate_in_fp32=config.precision.accumulate_grads_in_fp32 and sixteen_bit,
-        shared=_tied_tables(config, stage, groups),
+        shared=_tied_tables(config, stages),
+        weight_gradients=weight_gradients,
         **common,
     )
 
 
-def _tied_tables(
-    config: RunConfig, stage: GPTStage, groups: ProcessGroups
-) -> Sequence[nn.Parameter]:
-    """The table that a tied head on another stage shares with the embedding."""
-    if config.model.untie_embeddings_and_output_weights or groups.pipeline.size == 1:
+def _tied_tables(config: RunConfig, stages: Stages) -> Sequence[nn.Parameter]:
+    """The table that a tied head on another rank shares with the embedding."""
+    first = any(stage.first for stage in stages.values())
+    last = [stage for stage in stages.values() if stage.last]
+    if config.model.untie_embeddings_and_output_weights or (first and last):
         return ()
-    if stage.first:
-        return (stage.embedding.word_embeddings.weight,)
-    if stage.last:
-        assert stage.head.table is not None
-        return (stage.head.table.weight,)
+    if first:
+        return (stages[0].embedding.word_embeddings.weight,)
+    if last:
+        assert last[0].head.table is not None
+        return (last[0].head.table.weight,)
     return ()
 
 
-def build_executor(config: RunConfig, place: Place, engine: Engine) -> PipelineExecutor:
+def build_executor(
+    config: RunConfig, place: Place, engine: Engine, plan: SchedulePlan
+) -> PipelineExecutor:
     """The executor of this rank, its channels open."""
-    if place.groups.pipeline.size > 1:
-        connect(place.groups, place.device)
+    connect(place.groups, place.device, plan.neighbours)
     return PipelineExecutor(
-        place.groups,
-        forward=engine.forward,
-        backward=engine.backward,
-        dtype=DTYPES[config.precision.dtype],
-        device=place.device,
+        place.groups, engine, dtype=DTYPES[config.precision.dtype], device=place.device
     )
 
 

@@ -26,7 +26,7 @@ from megatron_lite.mpu.mappings import all_reduce
 from megatron_lite.mpu.random import RngStreams
 from megatron_lite.mpu.reductions import any_rank, gather_texts, mean_over_tokens
 from megatron_lite.pipeline.executor import PipelineExecutor, Program
-from megatron_lite.pipeline.schedules import build_schedule, forward_only
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter
 from megatron_lite.saving import Saver
@@ -50,6 +50,7 @@ class Trainer:
     groups: ProcessGroups
     engine: Engine
     executor: PipelineExecutor
+    plan: SchedulePlan
     streams: RngStreams
     order: TrainingOrder
     """Which samples those batches are."""
@@ -112,7 +113,7 @@ class Trainer:
         batches = [micro.to(self.device) for micro in taken]
         incurable = self._incurable_now()
         self.engine.begin_step(count, diagnose=incurable and self._last_chance())
-        losses, tokens = self._run(self.config.parallel.pipeline_schedule, batches)
+        losses, tokens = self._run("training", batches)
         outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
         self._advance(batch, outcome)
         self.timer.step_done()
@@ -132,15 +133,17 @@ class Trainer:
         # A source that is not in the present blend keeps its place.
         progress.source_samples = progress.source_samples | self.order.taken(progress.next_sample)
 
-    def _run(self, schedule: str, batches: list[MicroBatch]) -> tuple[list[Tensor], Tensor]:
+    def _run(
+        self, purpose: Literal["training", "evaluation"], batches: list[MicroBatch]
+    ) -> tuple[list[Tensor], Tensor]:
         """Run a schedule; returns the loss sums (on the last stage) and all replicas' tokens."""
         shape = self._hidden_shape(batches)
-        program = self._program(schedule, len(batches))
+        program = self._program(purpose, len(batches))
         tokens = self._count_tokens(batches)
         weight = None
         if not program.schedule.forward_only:
-            # DeepSpeed divides by the data-parallel size when it averages.
-            weight = self.engine.loss_scale * self.groups.data.size / tokens.clamp(min=1)
+            # DeepSpeed divides by the size of the group when it averages.
+            weight = self.engine.loss_scale * self.groups.gradient.size / tokens.clamp(min=1)
         losses = self.executor.run(program, batches, hidden_shape=shape, loss_gradient=weight)
         return losses, tokens
 
@@ -174,15 +177,11 @@ class Trainer:
             own += micro.loss_mask.sum()
         return all_reduce(own, self.groups.data)
 
-    def _program(self, name: str, count: int) -> Program:
-        if (name, count) not in self._programs:
-            stages, rank = self.groups.pipeline.size, self.groups.pipeline.rank
-            if name == "forward-only":
-                schedule = forward_only(stages, count)
-            else:
-                schedule = build_schedule(name, num_stages=stages, num_microbatches=count)
-            self._programs[name, count] = Program(schedule, rank)
-        return self._programs[name, count]
+    def _program(self, purpose: Literal["training", "evaluation"], count: int) -> Program:
+        if (purpose, count) not in self._programs:
+            tables = self.plan.training if purpose == "training" else self.plan.evaluation
+            self._programs[purpose, count] = Program(tables(count), self.groups.pipeline.rank)
+        return self._programs[purpose, count]
 
     def _rate(self, batch: int, update: int, total: int) -> float:
         optimizer = self.config.optimizer
@@ -216,23 +215,19 @@ class Trainer:
         with self.timer.apart("evaluation"):
             batches = self.evaluations[part]()
             # A few at a time: enough to fill the pipeline, few enough to hold in memory.
-            while some := [b.to(self.device) for b in islice(batches, 4 * self._stages)]:
-                losses, seen = self._run("forward-only", some)
+            few = 4 * self.groups.pipeline.size
+            while some := [b.to(self.device) for b in islice(batches, few)]:
+                losses, seen = self._run("evaluation", some)
                 total, tokens = sum(losses, start=total), tokens + seen
                 if self._must_leave():
                     break
-            last = self.groups.pipeline.rank == self._stages - 1
-            loss = mean_over_tokens([total] if last else [], tokens, self.groups)
+            loss = mean_over_tokens([total], tokens, self.groups)
         self.engine.train(True)
         if self.left_because is not None:
             return None
         seconds = self.timer.totals["evaluation"] - started
         self.report.evaluation(part, self.progress, loss=loss, seconds=seconds)
         return loss
-
-    @property
-    def _stages(self) -> int:
-        return self.groups.pipeline.size
 
     def save(self) -> None:
         """Save the current step."""

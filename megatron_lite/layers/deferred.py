@@ -40,7 +40,8 @@ class WeightGradients:
     def deferred(self) -> Iterator[list[Deferred]]:
         """A backward in this block computes no gradient of a linear layer's weight; the list that
         is handed out holds them in the end."""
-        self._waiting = waiting = []
+        waiting: list[Deferred] = []
+        self._waiting = waiting
         try:
             yield waiting
         finally:

@@ -6,7 +6,7 @@ the table. Every generator holds for any number of micro-batches, also fewer tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
@@ -45,13 +45,27 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     return _one_stage_a_rank("1f1b", rows, num_microbatches)
 
 
-def forward_only(num_stages: int, num_microbatches: int) -> Schedule:
-    """Forwards in micro-batch order, no backward (evaluation); stage i is on rank i."""
-    _check_sizes(num_stages, num_microbatches)
-    rows = [
-        tuple(Action("F", stage, i) for i in range(num_microbatches)) for stage in range(num_stages)
-    ]
-    return _one_stage_a_rank("forward-only", rows, num_microbatches, forward_only=True)
+def forward_only(placement: Sequence[int], num_microbatches: int) -> Schedule:
+    """Forwards without backwards (evaluation), stage s on rank placement[s].
+
+    As many micro-batches as there are ranks pass through a rank's first stage, then through its
+    second one, and so on: any placement is without deadlock, since all ranks work in one order of
+    (group of micro-batches, stage, micro-batch).
+    """
+    _check_sizes(len(placement), num_microbatches)
+    ranks = max(placement) + 1
+    rows: list[list[Action]] = [[] for _ in range(ranks)]
+    for first in range(0, num_microbatches, ranks):
+        for stage, rank in enumerate(placement):
+            last = min(first + ranks, num_microbatches)
+            rows[rank] += [Action("F", stage, i) for i in range(first, last)]
+    return Schedule.one_way(
+        "forward-only",
+        placement=placement,
+        num_microbatches=num_microbatches,
+        actions=rows,
+        forward_only=True,
+    )
 
 
 SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = MappingProxyType(
@@ -85,8 +99,6 @@ def _one_stage_a_rank(
     name: str,
     rows: list[tuple[Action, ...]],
     num_microbatches: int,
-    *,
-    forward_only: bool = False,
 ) -> Schedule:
     """The schedule whose rank i holds stage i alone and runs rows[i]."""
     return Schedule.one_way(
@@ -94,7 +106,6 @@ def _one_stage_a_rank(
         placement=range(len(rows)),
         num_microbatches=num_microbatches,
         actions=rows,
-        forward_only=forward_only,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Action, Schedule
-from megatron_lite.pipeline.executor import PipelineExecutor, Program
+from megatron_lite.pipeline.executor import PipelineExecutor, Program, Root
 from megatron_lite.pipeline.messages import needs
 from megatron_lite.pipeline.schedules import build_schedule
 from megatron_lite.pipeline.verify import verify
@@ -66,8 +67,14 @@ class Stages:
         return (inner * micro_batch).sum() if last else inner
 
     @staticmethod
-    def backward(output: Tensor, gradient: Tensor) -> None:
+    def backward(output: Root, gradient: Tensor) -> None:
         torch.autograd.backward(output, gradient)
+
+    def backward_input(self, output: Root, gradient: Tensor) -> Any:
+        raise NotImplementedError
+
+    def backward_weight(self, waiting: Any) -> None:
+        raise NotImplementedError
 
     def gradients(self, stages: list[int]) -> dict[int, np.ndarray]:
         """The gradient of each stage's weights."""
@@ -90,13 +97,7 @@ def run_table(
     """Losses by micro-batch (on the last stage's rank) and gradients of this rank's stages."""
     rank = groups.pipeline.rank
     model = Stages(schedule.num_stages)
-    executor = PipelineExecutor(
-        groups,
-        forward=model.forward,
-        backward=model.backward,
-        dtype=torch.float64,
-        device=torch.device("cpu"),
-    )
+    executor = PipelineExecutor(groups, model, dtype=torch.float64, device=torch.device("cpu"))
     losses = executor.run(
         Program(schedule, rank),
         micro_batches(schedule.num_microbatches),
@@ -168,23 +169,24 @@ def test_the_tables_are_legal_and_not_alike() -> None:
     assert not known & {t.actions for t in tables}
 
 
+class Watched(Stages):
+    """Notes which outputs hang on a graph."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.attached: list[bool] = []
+
+    def forward(self, stage: int, micro_batch: Tensor, hidden: Tensor | None) -> Tensor:
+        output = super().forward(stage, micro_batch, hidden)
+        self.attached.append(output.requires_grad)
+        return output
+
+
 def forward_only_keeps_nothing() -> list[bool]:
     """Whether the outputs of a table without backwards hang on a graph."""
     groups = ProcessGroups.create(Grid(pp_size=2, rank=dist.get_rank()))
-    model, attached = Stages(2), []
-
-    def forward(stage: int, micro_batch: Tensor, hidden: Tensor | None) -> Tensor:
-        output = model.forward(stage, micro_batch, hidden)
-        attached.append(output.requires_grad)
-        return output
-
-    executor = PipelineExecutor(
-        groups,
-        forward=forward,
-        backward=model.backward,
-        dtype=torch.float64,
-        device=torch.device("cpu"),
-    )
+    model = Watched(2)
+    executor = PipelineExecutor(groups, model, dtype=torch.float64, device=torch.device("cpu"))
     table = Schedule.one_way(
         "evaluation",
         placement=(0, 1),
@@ -193,7 +195,7 @@ def forward_only_keeps_nothing() -> list[bool]:
         forward_only=True,
     )
     executor.run(Program(table, groups.pipeline.rank), micro_batches(2), hidden_shape=(ROWS, WIDTH))
-    return attached
+    return model.attached
 
 
 def test_a_forward_only_table_builds_no_graph() -> None:

@@ -17,7 +17,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "megatron_lite"
 
-PURE_PIPELINE = ("actions", "schedules", "messages", "verify", "simulate", "partition")
+PURE_PIPELINE = (
+    "actions",
+    "messages",
+    "partition",
+    "plan",
+    "schedules",
+    "simulate",
+    "verify",
+)
 LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     # Each level is a tuple of units; modules of one unit may import each other.
     (

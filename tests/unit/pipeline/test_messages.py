@@ -75,7 +75,7 @@ def test_two_stages_on_one_rank_hand_over_without_a_message() -> None:
 )
 def test_every_message_is_sent_once_and_needed_once(name: str, p: int, m: int) -> None:
     if name == "forward-only":
-        schedule = forward_only(p, m)
+        schedule = forward_only(range(p), m)
     else:
         schedule = build_schedule(name, num_stages=p, num_microbatches=m)
     sent = [message for messages in channels(schedule).values() for message in messages]

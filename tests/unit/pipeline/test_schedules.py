@@ -48,7 +48,7 @@ def test_gpipe_is_legal_and_keeps_every_micro_batch(p: int, m: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(p=stages, m=micro_batches)
 def test_forward_only_is_legal_and_keeps_nothing(p: int, m: int) -> None:
-    schedule = forward_only(p, m)
+    schedule = forward_only(range(p), m)
     assert verify(schedule).peak_activations == (0,) * p
     assert sum(map(len, schedule.actions)) == p * m
 
@@ -81,4 +81,4 @@ def test_sizes_below_one_are_refused(p: int, m: int) -> None:
     with pytest.raises(ScheduleError, match=f"got {p} stages and {m} micro-batches"):
         build_schedule("1f1b", num_stages=p, num_microbatches=m)
     with pytest.raises(ScheduleError, match=f"got {p} stages and {m} micro-batches"):
-        forward_only(p, m)
+        forward_only(range(p), m)

@@ -18,7 +18,7 @@ names = st.sampled_from(["gpipe", "1f1b", "forward-only"])
 
 def make(name: str, p: int, m: int) -> Schedule:
     if name == "forward-only":
-        return forward_only(p, m)
+        return forward_only(range(p), m)
     return build_schedule(name, num_stages=p, num_microbatches=m)
 
 
@@ -206,7 +206,7 @@ def test_two_stages_on_one_rank_need_the_earlier_stage_first() -> None:
 
 
 def test_forward_only_must_be_declared() -> None:
-    schedule = replace(forward_only(2, 1), forward_only=False)
+    schedule = replace(forward_only(range(2), 1), forward_only=False)
     with pytest.raises(ScheduleError, match=r"rank 0: B\(stage 0, micro-batch 0\) is missing"):
         verify(schedule)
 
