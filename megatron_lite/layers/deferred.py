@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 
@@ -22,7 +23,12 @@ class Deferred:
     """
 
     weight: nn.Parameter
-    compute: Callable[[], Tensor]
+    product: Callable[[], Tensor]
+
+    def compute(self) -> Tensor:
+        """The gradient, of the weight's shape."""
+        with torch.no_grad():  # unlike a backward, the second half is an ordinary call
+            return self.product()
 
 
 class WeightGradients:
@@ -47,7 +53,7 @@ class WeightGradients:
         finally:
             self._waiting = None
 
-    def leave(self, weight: nn.Parameter, compute: Callable[[], Tensor]) -> None:
+    def leave(self, weight: nn.Parameter, product: Callable[[], Tensor]) -> None:
         """Put a gradient off; only while `are_deferred`."""
         assert self._waiting is not None
-        self._waiting.append(Deferred(weight, compute))
+        self._waiting.append(Deferred(weight, product))
