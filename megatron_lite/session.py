@@ -29,6 +29,7 @@ from megatron_lite.health.watch import when_orphaned, when_signalled
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
+from megatron_lite.pipeline.actions import ScheduleError
 from megatron_lite.rendezvous import meeting_point
 from megatron_lite.trainer import Trainer, TrainingStopped
 
@@ -78,10 +79,13 @@ def _train(
     rank: int,
     device: torch.device,
 ) -> int:
+    try:
+        grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
+    except ScheduleError as error:
+        raise Refused(f"parallel.pipeline_schedule: {error}") from error
     if rank == 0:
-        describe(loaded, run_dir)
+        describe(loaded, run_dir, holders=len(grid.gradient_groups()[0]))
     outcome.write("running")
-    grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
     groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
     try:
         place = Place(groups, device, run_dir, stop)
@@ -160,11 +164,12 @@ def _timeout(loaded: LoadedConfig) -> timedelta:
     return timedelta(minutes=loaded.config.parallel.distributed_timeout_minutes)
 
 
-def describe(loaded: LoadedConfig, run_dir: Path) -> None:
-    """Leave in the run folder what would start the same run again."""
+def describe(loaded: LoadedConfig, run_dir: Path, *, holders: int) -> None:
+    """Leave in the run folder what would start the same run again; `holders` ranks hold the same
+    parameters."""
     run_dir.mkdir(parents=True, exist_ok=True)
     config = resolved_dict(loaded.config)
-    derived = deepspeed_config(loaded.config, loaded.data_parallel_size)
+    derived = deepspeed_config(loaded.config, holders)
     for name, value in (("config.json", config), ("ds_config.json", derived)):
         (run_dir / name).write_text(json.dumps(value, indent=2) + "\n")
     for line in loaded.warnings:
