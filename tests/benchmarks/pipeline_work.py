@@ -188,7 +188,7 @@ def table_of(schedule: Any, name: str, placement: list[int], count: int) -> Sche
         for action in schedule.pipeline_order[rank]:
             if action is None:
                 continue
-            kind = {"F": "F", "I": "B", "B": "BW", "W": "W"}[str(action.computation_type)]
+            kind = {"F": "F", "I": "B", "B": "BW", "W": "W"}[action.computation_type.value]
             row += [Action(k, action.stage_index, action.microbatch_index) for k in kind]  # type: ignore[arg-type]
         rows.append(row)
     return Schedule.one_way(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from megatron_lite.checkpoint.save import Saved
+from megatron_lite.trainer import Trainer
 from tests.distributed.faults import train_poisoned
 from tests.distributed.models import GPT, LLAMA, write_config
 from tests.distributed.ranks import on_ranks
@@ -101,7 +104,7 @@ def test_split_and_bidirectional_gradients_are_those_of_1f1b(
     moments = {}
     for schedule in ("1f1b", "chimera", "zb-h1", "zbv"):
         chosen = overrides(schedule, 4, 1) + one_step
-        runs = on_ranks(4, train, configs["untied"], chosen, tmp_path / schedule)
+        runs = on_ranks(4, train, configs["untied"], chosen, tmp_path)
         moments[schedule] = merged([run.first_moments for run in runs])
     expected = moments.pop("1f1b")
     for schedule, found in moments.items():
@@ -109,6 +112,37 @@ def test_split_and_bidirectional_gradients_are_those_of_1f1b(
             atol = 1e-6 * np.abs(values).max()
             where = f"{schedule}: {name}"
             np.testing.assert_allclose(found[name], values, rtol=0, atol=atol, err_msg=where)
+
+
+def refuse_drift(trainer: Trainer) -> None:
+    """Fail where a save finds copies that differ."""
+    report = trainer.report.saved
+
+    def saved(found: Saved, *args: Any, **kwargs: Any) -> None:
+        assert found.differing == []
+        report(found, *args, **kwargs)
+
+    trainer.report.saved = saved  # type: ignore[method-assign]
+
+
+def test_checkpoints_pass_between_schedules(
+    configs: dict[str, Path], reference: Callable[[str], Result], tmp_path: Path
+) -> None:
+    """Chimera saves (copies of norms lie on two ranks of a pair), interleaved goes on and saves,
+    one process ends the run as one that was never broken off."""
+    kept = ['checkpoint.save="kept"', 'checkpoint.load="kept"', "logging.log_interval=1"]
+    kept.append("checkpoint.exit_on_missing_checkpoint=false")
+    legs = [
+        (8, 3, [*overrides("chimera", 4, 2), "parallel.tensor_model_parallel_size=2"]),
+        (4, 6, overrides("interleaved", 2, 1)),
+        (1, 10, []),
+    ]
+    losses: list[float] = []
+    for ranks, steps, chosen in legs:
+        run = [*chosen, *kept, f"training.train_iters={steps}"]
+        results = on_ranks(ranks, train, configs["tied"], run, tmp_path, refuse_drift, watchdog=120)
+        losses += results[0].losses
+    assert losses == pytest.approx(reference("tied").losses, rel=1e-4)
 
 
 @pytest.mark.parametrize(
