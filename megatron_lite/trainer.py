@@ -178,7 +178,7 @@ class Trainer:
         if (name, count) not in self._programs:
             stages, rank = self.groups.pipeline.size, self.groups.pipeline.rank
             if name == "forward-only":
-                schedule = forward_only(stages, count)
+                schedule = forward_only(range(stages), count)
             else:
                 schedule = build_schedule(name, num_stages=stages, num_microbatches=count)
             self._programs[name, count] = Program(schedule, rank)
