@@ -30,7 +30,6 @@ class SchedulePlan:
         """For a schedule's name; ScheduleError where it can't be run with these sizes."""
         table = build_schedule(
             name,
-            num_stages=num_ranks * (virtual or 1),
             num_ranks=num_ranks,
             num_microbatches=num_microbatches,
             virtual=virtual,

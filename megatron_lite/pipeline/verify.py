@@ -19,10 +19,13 @@ class Report:
     """What verify found out about a legal schedule.
 
     `peak_activations[rank]` is the largest number of (stage, micro-batch) pairs whose forward has
-    run and whose backward has not; 0 in a forward-only schedule, which keeps nothing for later.
+    run and whose backward (B) has not. `peak_until_weights[rank]` counts them until their last
+    action instead: with a split backward, inputs of the layers and gradients of their outputs stay
+    until W. Both are 0 in a forward-only schedule, which keeps nothing for later.
     """
 
     peak_activations: tuple[int, ...]
+    peak_until_weights: tuple[int, ...]
 
 
 def verify(schedule: Schedule) -> Report:
@@ -35,7 +38,13 @@ def verify(schedule: Schedule) -> Report:
     _check_local_order(schedule)
     for _ in execution_order(schedule):
         pass
-    return Report(tuple(_peak_activations(schedule, rank) for rank in range(schedule.num_ranks)))
+    ranks = range(schedule.num_ranks)
+    return Report(
+        peak_activations=tuple(_peak_kept(schedule, rank, until="B") for rank in ranks),
+        peak_until_weights=tuple(
+            _peak_kept(schedule, rank, until=schedule.kinds[-1]) for rank in ranks
+        ),
+    )
 
 
 def execution_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
@@ -159,11 +168,12 @@ def _local_needs(schedule: Schedule, action: Action) -> Iterator[Action]:
         yield giver
 
 
-def _peak_activations(schedule: Schedule, rank: int) -> int:
+def _peak_kept(schedule: Schedule, rank: int, *, until: Kind) -> int:
+    """The largest number of forwards whose action of the kind `until` has not run."""
     if schedule.forward_only:
         return 0
-    live = peak = 0
+    kept = peak = 0
     for action in schedule.actions[rank]:
-        live += {"F": 1, "B": -1, "W": 0}[action.kind]
-        peak = max(peak, live)
+        kept += (action.kind == "F") - (action.kind == until)
+        peak = max(peak, kept)
     return peak

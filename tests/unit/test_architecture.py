@@ -18,13 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "megatron_lite"
 
 PURE_PIPELINE = (
-    "actions",
-    "messages",
-    "partition",
-    "plan",
-    "schedules",
-    "simulate",
-    "verify",
+    *("actions", "messages", "verify", "simulate", "partition", "schedules", "plan"),
+    *("classic", "chimera", "zero_bubble", "greedy", "table_files", "published", "picture"),
 )
 LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     # Each level is a tuple of units; modules of one unit may import each other.
