@@ -23,6 +23,9 @@ Forward = Callable[[int, Any, Tensor | None], Tensor]
 Backward = Callable[[Tensor, Tensor], None]
 """(output of a forward, gradient of it): fills the gradients of parameters and of the input."""
 
+Note = Callable[[Action | None, Message | None], None]
+"""Told of each turn: an action awaits a message, it begins (None), all are done (None, None)."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -71,9 +74,10 @@ class PipelineExecutor:
         backward: Backward,
         dtype: torch.dtype,
         device: torch.device,
+        note: Note = lambda action, message: None,
     ) -> None:
         self._groups = groups
-        self._forward, self._backward = forward, backward
+        self._forward, self._backward, self._note = forward, backward, note
         self._dtype, self._device = dtype, device
 
     def run(
@@ -98,6 +102,7 @@ class PipelineExecutor:
         with torch.set_grad_enabled(not program.schedule.forward_only):
             for step in program.steps:
                 run.do(step)
+        self._note(None, None)
         run.mailbox.flush()
         return run.losses
 
@@ -124,9 +129,11 @@ class _Run:
         self.mailbox.expect(step.expect)
         value: Tensor | None
         if step.receive is not None:
+            self.executor._note(step.action, step.receive)
             value = self.mailbox.take(step.receive)
         else:
             value = self.handed_over.pop(step.action, None)
+        self.executor._note(step.action, None)
         work = self._run_forward if step.action.kind == "F" else self._run_backward
         result = work(step.action, value)
         if step.send is not None:
