@@ -29,6 +29,7 @@ from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.param_groups import unique
 from megatron_lite.engine.zero3_engine import Zero3Engine
+from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.layers.context import LayerContext, placement_of
 from megatron_lite.layers.deferred import WeightGradients
@@ -39,7 +40,9 @@ from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.random import RngStreams
 from megatron_lite.mpu.reductions import together
-from megatron_lite.pipeline.executor import PipelineExecutor
+from megatron_lite.pipeline.actions import Action
+from megatron_lite.pipeline.executor import Note, PipelineExecutor
+from megatron_lite.pipeline.messages import Message
 from megatron_lite.pipeline.p2p import connect
 from megatron_lite.pipeline.partition import partition_layers
 from megatron_lite.pipeline.plan import SchedulePlan
@@ -62,6 +65,7 @@ class Place:
     device: torch.device
     run_dir: Path
     stop: StopRequest = field(default_factory=StopRequest)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
 def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:
@@ -110,6 +114,7 @@ def build_trainer(
     stages = build_stages(config, context, plan, place.groups.grid, vocab_size=vocab_size)
     engine = build_engine(config, place, stages, weight_gradients)
     started = perf_counter()
+    place.heartbeat.at("loading")
     resolved = resolved_dict(config)
     start = restore(
         config,
@@ -120,6 +125,7 @@ def build_trainer(
         streams=streams,
     )
     loading = perf_counter() - started
+    place.heartbeat.at("start-up", "the first micro-batches")
     order = TrainingOrder.of(datasets.train, start.progress, config.data.skip_samples)
     report = Reporter(
         config,
@@ -165,6 +171,7 @@ def build_trainer(
         timer=timer,
         device=place.device,
         stop=place.stop,
+        heartbeat=place.heartbeat,
     )
 
 
@@ -296,8 +303,25 @@ def build_executor(
     """The executor of this rank, its channels open."""
     connect(place.groups, place.device, plan.neighbours)
     return PipelineExecutor(
-        place.groups, engine, dtype=DTYPES[config.precision.dtype], device=place.device
+        place.groups,
+        engine,
+        dtype=DTYPES[config.precision.dtype],
+        device=place.device,
+        note=_tell(place),
     )
+
+
+def _tell(place: Place) -> Note:
+    """What the executor does, in the rank's heartbeat."""
+    doing, ranks = place.heartbeat.doing, place.groups.pipeline.ranks
+
+    def note(action: Action | None, message: Message | None) -> None:
+        if message is None:
+            doing(action or "")
+        else:
+            doing(action, waits_for=ranks[message.src])
+
+    return note
 
 
 def training_data(

@@ -26,6 +26,8 @@ from megatron_lite.ending import Ending
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.watch import when_orphaned, when_signalled
+from megatron_lite.health.watchdog import GRACE
+from megatron_lite.life import Life, counted_groups, who_hangs
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
@@ -58,9 +60,12 @@ def run(
     if launcher is not None:
         when_orphaned(launcher, ending.orphaned)
     try:
+        life = begin_life(loaded, run_dir, rank=rank)
         device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
         ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
-        return _train(loaded, run_dir, outcome, stop, rank=rank, device=device)
+        limit = 60 * loaded.config.parallel.distributed_timeout_minutes
+        life.watchdog.arm(limit, lambda: ending.hung(lambda: who_hangs(run_dir, limit)))
+        return _train(loaded, run_dir, outcome, stop, life, rank=rank, device=device)
     except Refused as error:
         ending.refused(error)
     except (TrainingStopped, CheckpointError) as error:
@@ -75,6 +80,7 @@ def _train(
     run_dir: Path,
     outcome: Outcome,
     stop: StopRequest,
+    life: Life,
     *,
     rank: int,
     device: torch.device,
@@ -86,9 +92,10 @@ def _train(
     if rank == 0:
         describe(loaded, run_dir, holders=len(grid.gradient_groups()[0]))
     outcome.write("running")
-    groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
+    groups = ProcessGroups.create(grid, timeout=_timeout(loaded) + timedelta(seconds=GRACE))
+    life.heartbeat.count(counted_groups(groups))
     try:
-        place = Place(groups, device, run_dir, stop)
+        place = Place(groups, device, run_dir, stop, life.heartbeat)
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
@@ -96,10 +103,20 @@ def _train(
     dist.barrier()
     reason = {} if trainer.left_because is None else {"reason": trainer.left_because}
     outcome.write(state, iteration=trainer.progress.iteration, **reason)
+    life.end(state)
     trainer.report.close()
     trainer.engine.close()
     dist.destroy_process_group()
     return {"done": 0, "requeue": 3}[state]
+
+
+def begin_life(loaded: LoadedConfig, run_dir: Path, *, rank: int) -> Life:
+    """This rank's heartbeat and watchdog; Refused where they can't write."""
+    grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
+    try:
+        return Life.begin(run_dir, grid, os.environ)
+    except OSError as error:
+        raise Refused(f"{run_dir}: heartbeats can't be written there: {error}") from error
 
 
 def _fit(trainer: Trainer) -> str:
@@ -134,7 +151,7 @@ def open_distributed(
         store=dist.PrefixStore("groups", store),
         rank=rank,
         world_size=loaded.world_size,
-        timeout=timeout,
+        timeout=timeout + timedelta(seconds=GRACE),
     )
     return device, dist.PrefixStore("peers", store)
 

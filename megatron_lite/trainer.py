@@ -19,6 +19,7 @@ from megatron_lite.data.loader import MicroBatch
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
+from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
@@ -63,6 +64,7 @@ class Trainer:
     timer: StepTimer
     device: torch.device
     stop: StopRequest
+    heartbeat: Heartbeat
     left_because: str | None = None
     """Why training ended before its end."""
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
@@ -108,15 +110,19 @@ class Trainer:
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
+        self.heartbeat.at("waiting for data", iteration=progress.iteration + 1)
         with self.timer.waiting():
             taken = list(islice(self.train_batches, count))
         batches = [micro.to(self.device) for micro in taken]
         incurable = self._incurable_now()
         self.engine.begin_step(count, diagnose=incurable and self._last_chance())
+        self.heartbeat.at("forward-backward")
         losses, tokens = self._run("training", batches)
+        self.heartbeat.at("optimizer step")
         outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
         self._advance(batch, outcome)
         self.timer.step_done()
+        self.heartbeat.at("logging")
         logged = self._due(self.config.logging.log_interval) or progress.iteration == total
         if logged or not outcome.applied:
             loss = mean_over_tokens(losses, tokens, self.groups)
@@ -210,6 +216,7 @@ class Trainer:
         None, with nothing reported, where the run is asked to leave meanwhile.
         """
         started = self.timer.totals["evaluation"]
+        self.heartbeat.at("evaluation", part)
         self.engine.train(False)
         total, tokens = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         with self.timer.apart("evaluation"):
@@ -231,6 +238,7 @@ class Trainer:
 
     def save(self) -> None:
         """Save the current step."""
+        self.heartbeat.at("save")
         self.saver.save(self.progress, self._snapshot)
 
     def _snapshot(self) -> Snapshot:

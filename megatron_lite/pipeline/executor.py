@@ -6,7 +6,7 @@ travels. How a forward or backward is computed is the caller's business, and so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +37,10 @@ class Compute(Protocol):
 
     def backward_weight(self, waiting: Any) -> None:
         """The second half: the gradients of weights."""
+
+
+Note = Callable[[Action | None, Message | None], None]
+"""Told of each turn: an action awaits a message, it begins (None), all are done (None, None)."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,9 @@ class PipelineExecutor:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        note: Note = lambda action, message: None,
     ) -> None:
-        self._groups, self._compute = groups, compute
+        self._groups, self._compute, self._note = groups, compute, note
         self._dtype, self._device = dtype, device
         self._mailboxes: dict[tuple[int, ...], Mailbox] = {}
         self.peak_activations = 0
@@ -107,10 +112,11 @@ class PipelineExecutor:
         without the last stage return [].
         """
         mailbox = self._mailbox(hidden_shape)
-        run = _Run(self._compute, mailbox, program.schedule, micro_batches, loss_gradient)
+        run = _Run(self, mailbox, program.schedule, micro_batches, loss_gradient)
         with torch.set_grad_enabled(not program.schedule.forward_only):
             for step in program.steps:
                 run.do(step)
+        self._note(None, None)
         mailbox.flush()
         self.peak_activations = run.peak
         return run.losses
@@ -139,13 +145,14 @@ class _Run:
 
     def __init__(
         self,
-        compute: Compute,
+        executor: PipelineExecutor,
         mailbox: Mailbox,
         schedule: Schedule,
         micro_batches: Sequence[Any],
         loss_gradient: Tensor | None,
     ) -> None:
-        self.compute, self.mailbox, self.schedule = compute, mailbox, schedule
+        self.compute, self.note = executor._compute, executor._note
+        self.mailbox, self.schedule = mailbox, schedule
         self.micro_batches, self.loss_gradient = micro_batches, loss_gradient
         self.handed_over: dict[Action, Tensor] = {}
         self.alive: dict[tuple[int, int], _Alive] = {}
@@ -158,11 +165,12 @@ class _Run:
         """Post what comes soon, wait for what this action takes, compute, pass the result on."""
         self.mailbox.expect(step.expect)
         action, received = step.action, step.receive is not None
-        value = (
-            self.mailbox.take(step.receive)
-            if step.receive is not None
-            else self.handed_over.pop(action, None)
-        )
+        if step.receive is None:
+            value = self.handed_over.pop(action, None)
+        else:
+            self.note(action, step.receive)
+            value = self.mailbox.take(step.receive)
+        self.note(action, None)
         result = None
         if action.kind == "F":
             result = self._forward(action, value, received=received)

@@ -42,7 +42,10 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"models"}),),
     (frozenset({"engine"}),),
     (frozenset({"convert"}),),
-    (frozenset({"trainer", "report", "resume", "saving"}),),
+    (
+        frozenset({"trainer", "report", "resume", "saving"}),
+        frozenset({"life"}),
+    ),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
     (frozenset({"session"}),),
@@ -55,6 +58,7 @@ PURE = (
     "outcome",
     "command",
     "rendezvous",
+    "health",
     "mpu.grid",
     "mpu.host_memory",
     *(f"pipeline.{m}" for m in PURE_PIPELINE),
@@ -62,7 +66,15 @@ PURE = (
 """Modules that must load where torch is not installed."""
 DEEPSPEED = ("engine.deepspeed_setup",)
 ENVIRONMENT = ("train", "session", "slurm")
-TOOLS_MAY_IMPORT = ("config", "data", "checkpoint", "convert", "sharding", "progress", *PURE)
+TOOLS_MAY_IMPORT = (
+    "config",
+    "data",
+    "checkpoint",
+    "convert",
+    "sharding",
+    "progress",
+    *PURE,
+)
 LONGEST_FILE = 400
 
 
