@@ -33,6 +33,7 @@ from megatron_lite.health.stopping import StopRequest
 from megatron_lite.layers.context import LayerContext, placement_of
 from megatron_lite.layers.kernels import describe_kernels
 from megatron_lite.models.gpt import GPTStage
+from megatron_lite.monitoring.stragglers import DeviceStopwatch, HostStopwatch, WorkClock
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
@@ -114,7 +115,8 @@ def build_trainer(
     )
     report.say(describe_run(config, place, stage))
     report.say(describe_kernels(place.device))
-    timer = StepTimer()
+    cuda = place.device.type == "cuda"
+    timer = StepTimer(work=WorkClock(DeviceStopwatch() if cuda else HostStopwatch()))
     for line in start.lines:
         report.say(line)
     if start.bytes:
@@ -125,7 +127,7 @@ def build_trainer(
         origins=origins or {},
         groups=place.groups,
         engine=engine,
-        executor=build_executor(config, place, engine),
+        executor=build_executor(config, place, engine, note=_tell(place, timer.work)),
         streams=streams,
         order=order,
         train_batches=training_data(config, place, order, tokenizer, start.progress),
@@ -247,7 +249,9 @@ def _tied_tables(
     return ()
 
 
-def build_executor(config: RunConfig, place: Place, engine: Engine) -> PipelineExecutor:
+def build_executor(
+    config: RunConfig, place: Place, engine: Engine, *, note: Note
+) -> PipelineExecutor:
     """The executor of this rank, its channels open."""
     if place.groups.pipeline.size > 1:
         connect(place.groups, place.device)
@@ -257,19 +261,22 @@ def build_executor(config: RunConfig, place: Place, engine: Engine) -> PipelineE
         backward=engine.backward,
         dtype=DTYPES[config.precision.dtype],
         device=place.device,
-        note=_tell(place),
+        note=note,
     )
 
 
-def _tell(place: Place) -> Note:
-    """What the executor does, in the rank's heartbeat."""
-    doing, ranks = place.heartbeat.doing, place.groups.pipeline.ranks
+def _tell(place: Place, work: WorkClock) -> Note:
+    """What the executor does, for the rank's heartbeat and, in training, its own work."""
+    heartbeat, ranks = place.heartbeat, place.groups.pipeline.ranks
 
     def note(action: Action | None, message: Message | None) -> None:
+        waits = message is not None or action is None
+        if heartbeat.phase == "forward-backward":
+            (work.pause if waits else work.begin)()
         if message is None:
-            doing(action or "")
+            heartbeat.doing(action or "")
         else:
-            doing(action, waits_for=ranks[message.src])
+            heartbeat.doing(action, waits_for=ranks[message.src])
 
     return note
 
