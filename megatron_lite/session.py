@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_lite.build import Place, build_grid, build_trainer
+from megatron_lite.build import build_trainer
+from megatron_lite.build_model import Place, build_grid
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import LoadedConfig, resolved_dict

@@ -14,13 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_lite.build import (
-    Place,
-    build_context,
-    build_plan,
-    build_run_datasets,
-    build_stages,
-)
+from megatron_lite.build import build_run_datasets
+from megatron_lite.build_model import Place, build_context, build_plan, build_stages
 from megatron_lite.config.load import load_config
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.loader import MicroBatch

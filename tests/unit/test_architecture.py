@@ -46,6 +46,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"trainer", "report", "resume", "saving"}),
         frozenset({"life"}),
     ),
+    (frozenset({"build_model"}),),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
     (frozenset({"session"}),),

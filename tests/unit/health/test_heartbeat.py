@@ -31,7 +31,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found.position.changes == beat.changes == 3
     beat.doing("x" * 999)
     assert read(path).position.doing == "x" * 128 and read(path).position.waits_for is None
-    assert beat.collectives() == [12, 0, 0, 3, 0, 0]
+    assert beat.collectives() == [12, 0, 0, 0, 3, 0, 0]
     assert beat.file is not None
     beat.file.pulse(4, 99.5, 2.5, beat.collectives())
     pulse = read(path).pulse
