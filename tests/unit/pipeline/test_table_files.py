@@ -67,6 +67,19 @@ def test_json_and_csv_say_the_same(tmp_path: Path) -> None:
     assert from_json.actions == build_schedule("1f1b", num_ranks=2, num_microbatches=2).actions
 
 
+def test_the_examples_of_the_readme_are_read(tmp_path: Path) -> None:
+    blocks = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8").split("```")
+    as_json, as_csv = (
+        next(block.strip("\n") for block in blocks if block.startswith(start))
+        for start in ('\n{"micro_batches"', "\nmicro-batches")
+    )
+    assert json.loads(as_json) == LEGAL | {"actions": [LEGAL["actions"][0], "F1.0 B1.0 F1.1 B1.1"]}
+    assert (
+        read_table(written(tmp_path, as_csv)).actions
+        == read_table(written(tmp_path, LEGAL)).actions
+    )
+
+
 def test_csv_with_two_directions_and_a_split_backward(tmp_path: Path) -> None:
     text = (
         "micro-batches,2\nplacement,0,1\nplacement,1,0\ndirections,0,1\n\n"

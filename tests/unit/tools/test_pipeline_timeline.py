@@ -79,6 +79,20 @@ def test_text_picture_and_table_of_ranks() -> None:
     ]
 
 
+def test_the_readme_has_the_figures_of_its_command() -> None:
+    """All but the measured ones, which a benchmark prints."""
+    lines = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| schedule | kept"))
+    rows = [_cells(line) for line in lines[start : start + 2 + len(SCHEDULES)]]
+    kept = [i for i, head in enumerate(rows[0]) if not head.endswith("measured")]
+    ran = run("--compare", "--stages", 4, "--micro-batches", 8, 16)
+    assert [[row[i] for i in kept] for row in rows] == [_cells(x) for x in ran.stdout.splitlines()]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
 def test_a_table_that_was_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     made = facts("--schedule", "chimera", *SIZES, "--save-table", path)
