@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from megatron_lite.pipeline.actions import Action, Kind, Schedule
+from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
 from megatron_lite.pipeline.messages import consumer
 from megatron_lite.pipeline.simulate import simulate
 
@@ -58,6 +58,12 @@ def arrange(empty: Schedule, *, durations: Mapping[Kind, float], live: int, rule
     action has not. `live` must be at least the number of parts that a rank holds: a place is kept
     for every part that has none, so that the oldest micro-batch always comes through.
     """
+    parts = max(len(empty.held_by(rank)) for rank in range(empty.num_ranks))
+    if live < parts:
+        raise ScheduleError(
+            f"{empty.name} needs room for {parts} micro-batches, one for each stage of a rank,"
+            f" got {live}"
+        )
     arranger = _Arranger(empty, durations, live, rule)
     arranger.run()
     return replace(empty, actions=tuple(tuple(row) for row in arranger.rows))

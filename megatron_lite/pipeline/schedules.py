@@ -25,20 +25,31 @@ class Family:
     """A named schedule: how its table is made, and what sizes it is for.
 
     `make` takes ranks, micro-batches, stages a rank and the times of the table's actions.
-    `chunks` is the number of stages a rank, None where the user chooses it.
+    `chunks` is the number of stages a rank, None where the user chooses it; `group` the number of
+    micro-batches, for a number of ranks, of which there must be a multiple.
     """
 
     make: Callable[[int, int, int, Durations], Schedule]
     chunks: int | None = 1
     split_backward: bool = False
+    even_ranks: bool = False
+    group: Callable[[int], int] = lambda num_ranks: 1
 
 
 SCHEDULES: Mapping[str, Family] = MappingProxyType(
     {
         "gpipe": Family(lambda p, m, v, times: gpipe(p, m)),
         "1f1b": Family(lambda p, m, v, times: one_f_one_b(p, m)),
-        "interleaved": Family(lambda p, m, v, times: interleaved(p, m, chunks=v), chunks=None),
-        "chimera": Family(lambda p, m, v, times: chimera(p, m, durations=times)),
+        "interleaved": Family(
+            lambda p, m, v, times: interleaved(p, m, chunks=v),
+            chunks=None,
+            group=lambda num_ranks: num_ranks,
+        ),
+        "chimera": Family(
+            lambda p, m, v, times: chimera(p, m, durations=times),
+            even_ranks=True,
+            group=lambda num_ranks: 2,
+        ),
         "zb-h1": Family(lambda p, m, v, times: zb_h1(p, m), split_backward=True),
         "zbv": Family(
             lambda p, m, v, times: zbv(p, m, durations=times), chunks=2, split_backward=True

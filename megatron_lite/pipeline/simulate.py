@@ -26,8 +26,8 @@ class Times:
     backward: float = 2.0
     weight: float = 1.0
 
-    def durations(self, *, split_backward: bool, chunks: int = 1) -> dict[Kind, float]:
-        """The time of each kind of action where the share is cut into `chunks` equal stages."""
+    def durations(self, *, split_backward: bool, chunks: float = 1) -> dict[Kind, float]:
+        """The time of each kind of action where the share is `chunks` equal stages."""
         if not split_backward:
             return {"F": self.forward / chunks, "B": self.backward / chunks}
         if not self.weight < self.backward:

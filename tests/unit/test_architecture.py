@@ -23,10 +23,11 @@ PURE_PIPELINE = (
 )
 LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     # Each level is a tuple of units; modules of one unit may import each other.
+    # The config's rules ask the schedules what sizes they are for.
+    (frozenset({f"pipeline.{m}" for m in PURE_PIPELINE}),),
     (
         frozenset({"config"}),
         frozenset({"sharding"}),
-        frozenset({f"pipeline.{m}" for m in PURE_PIPELINE}),
         frozenset({"outcome"}),
         frozenset({"command"}),
         frozenset({"progress"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_lite.pipeline.actions import Schedule
@@ -65,6 +67,23 @@ def test_chimera_beats_1f1b_where_a_backward_takes_two_forwards(p: int, m: int, 
     assert bubble(schedule, EQUAL_PARTS) == pytest.approx(1 - 3 * m / step)
     assert bubble(schedule, EQUAL_PARTS) < bubble(table("1f1b", p, m, EQUAL_PARTS), EQUAL_PARTS)
     assert max(verify(schedule).peak_activations) <= p
+
+
+@pytest.mark.parametrize(("p", "m", "step"), [(4, 16, 64), (8, 16, 72), (8, 32, 144)])
+def test_chimera_units_one_behind_the_other_do_not(p: int, m: int, step: int) -> None:
+    """Why the tables are arranged anew for every number of micro-batches."""
+    unit = table("chimera", p, p, Times(10, 10, 5))
+    rows = tuple(
+        tuple(
+            replace(action, micro_batch=action.micro_batch + first)
+            for first in range(0, m, p)
+            for action in row
+        )
+        for row in unit.actions
+    )
+    joined = replace(unit, num_microbatches=m, directions=(0, 1) * (m // 2), actions=rows)
+    assert bubble(joined, EQUAL_PARTS) == pytest.approx(1 - 3 * m / step)
+    assert bubble(joined, EQUAL_PARTS) > bubble(table("1f1b", p, m, EQUAL_PARTS), EQUAL_PARTS)
 
 
 def test_more_memory_brings_chimera_to_the_formula_for_equal_times() -> None:
