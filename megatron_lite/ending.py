@@ -69,15 +69,15 @@ class Ending:
             self._tell_the_cause()
         _leave(FAILED)
 
-    def hung(self, examine: Callable[[], tuple[int | None, str] | None]) -> None:
+    def hung(self, examine: Callable[[], tuple[int | None, str] | None], *, after: float) -> None:
         """Nothing has moved here for too long, and this thread is not the one that hangs.
 
         `examine` tells which rank is the cause, if any, and the story; None where other ranks move,
-        so that there is no reason to end. Returns in this case alone.
+        so that there is no reason to end. Returns in this case alone. Others have `after` seconds
+        to tell it first.
         """
         if self._outcome.read().get("state") not in FINAL:
-            # Spread, so that a thousand ranks do not read each other's files at once.
-            time.sleep(min(5.0, 0.02 * self._rank))
+            time.sleep(after)
         if self._outcome.read().get("state") not in FINAL:
             found = examine()
             if found is None:

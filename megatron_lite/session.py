@@ -28,7 +28,7 @@ from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.watch import when_orphaned, when_signalled
 from megatron_lite.health.watchdog import GRACE
-from megatron_lite.life import Life, counted_groups, who_hangs
+from megatron_lite.life import Life, counted_groups, turn, who_hangs
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
@@ -65,7 +65,10 @@ def run(
         device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
         ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
         limit = 60 * loaded.config.parallel.distributed_timeout_minutes
-        life.watchdog.arm(limit, lambda: ending.hung(lambda: who_hangs(run_dir, limit)))
+        after = turn(rank, loaded.world_size)
+        life.watchdog.arm(
+            limit, lambda: ending.hung(lambda: who_hangs(run_dir, limit), after=after)
+        )
         return _train(loaded, run_dir, outcome, stop, life, rank=rank, device=device)
     except Refused as error:
         ending.refused(error)
