@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from megatron_lite.config.load import LoadedConfig, resolved_dict
 from megatron_lite.data.errors import DataError
 from megatron_lite.ending import Ending
 from megatron_lite.health.peers import Peers
+from megatron_lite.health.preflight.checks import Preflight
+from megatron_lite.health.preflight.verdict import PreflightFailed
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.watch import when_orphaned, when_signalled
 from megatron_lite.mpu.groups import ProcessGroups
@@ -57,34 +60,37 @@ def run(
     if launcher is not None:
         when_orphaned(launcher, ending.orphaned)
     try:
-        device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
-        ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
-        return _train(loaded, run_dir, outcome, stop, rank=rank, device=device)
+        device, store = meet(loaded, rank=rank, local_rank=local_rank)
+        # A connection of its own: one that waits in a collective can't be asked anything else.
+        peers = dist.PrefixStore("peers", store.clone())
+        ending.peers = Peers(peers, rank=rank, world_size=loaded.world_size)
+        with suppress(OSError):  # where nothing can be written, the preflight tells
+            outcome.write("running")
+        preflight = Preflight(
+            loaded.config,
+            run_dir,
+            store=dist.PrefixStore("preflight", store.clone()),
+            rank=rank,
+            world_size=loaded.world_size,
+            device=device,
+        )
+        preflight.nodes(local_rank=local_rank, env=os.environ)
+        if rank == 0:
+            describe(loaded, run_dir)
+        groups = join(loaded, store, device, rank=rank)
+        preflight.groups(groups.communicators, give_up=ending.stopped)
+        return _train(loaded, Place(groups, device, run_dir, stop), outcome)
     except Refused as error:
         ending.refused(error)
-    except (TrainingStopped, CheckpointError) as error:
-        # Both are agreed among the ranks before they are raised.
+    except (TrainingStopped, CheckpointError, PreflightFailed) as error:
+        # All are agreed among the ranks before they are raised.
         ending.stopped(error)
     except BaseException as error:
         ending.failed(error)
 
 
-def _train(
-    loaded: LoadedConfig,
-    run_dir: Path,
-    outcome: Outcome,
-    stop: StopRequest,
-    *,
-    rank: int,
-    device: torch.device,
-) -> int:
-    if rank == 0:
-        describe(loaded, run_dir)
-    outcome.write("running")
-    grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
-    groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
+def _train(loaded: LoadedConfig, place: Place, outcome: Outcome) -> int:
     try:
-        place = Place(groups, device, run_dir, stop)
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
@@ -105,10 +111,8 @@ def _fit(trainer: Trainer) -> str:
         raise Refused(str(error)) from error
 
 
-def open_distributed(
-    loaded: LoadedConfig, *, rank: int, local_rank: int
-) -> tuple[torch.device, Any]:
-    """Join the process group; returns this process's device and the job's key-value store."""
+def meet(loaded: LoadedConfig, *, rank: int, local_rank: int) -> tuple[torch.device, Any]:
+    """This process's device, and the job's key-value store; no process group yet."""
     # DeepSpeed calls collectives by names that torch 2.13 deprecates, at every use.
     warnings.filterwarnings("ignore", message=".torch.distributed", category=FutureWarning)
     torch.backends.cuda.matmul.allow_tf32 = loaded.config.precision.tf32
@@ -120,19 +124,22 @@ def open_distributed(
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
-    timeout = _timeout(loaded)
     if loaded.world_size == 1:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    else:
-        store = _meet(rank, loaded.world_size, timeout)
+        return device, dist.TCPStore("127.0.0.1", 0, is_master=True)
+    return device, _meet(rank, loaded.world_size, _timeout(loaded))
+
+
+def join(loaded: LoadedConfig, store: Any, device: torch.device, *, rank: int) -> ProcessGroups:
+    """Make the process group of all ranks, and those of the grid."""
     dist.init_process_group(
-        backend="nccl" if cuda else "gloo",
+        backend="nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore("groups", store),
         rank=rank,
         world_size=loaded.world_size,
-        timeout=timeout,
+        timeout=_timeout(loaded),
     )
-    return device, dist.PrefixStore("peers", store)
+    grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
+    return ProcessGroups.create(grid, timeout=_timeout(loaded))
 
 
 def _meet(rank: int, world_size: int, timeout: timedelta) -> Any:

@@ -79,11 +79,10 @@ def _peer(model: nn.Module, shape: Shape, loss: Callable[[Tensor], Tensor]) -> S
 
 def ours(shape: Shape, spec: dict[str, Any]) -> Step:
     """megatron_lite from a config file by its own trainer: loader, executor, ZeRO-1, log."""
-    from megatron_lite.build import Place, build_grid, build_trainer
+    from megatron_lite.build import Place, build_trainer
     from megatron_lite.config.batch import train_iters
     from megatron_lite.config.load import load_config
-    from megatron_lite.mpu.groups import ProcessGroups
-    from megatron_lite.session import open_distributed
+    from megatron_lite.session import join, meet
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     overrides = [
@@ -91,8 +90,8 @@ def ours(shape: Shape, spec: dict[str, Any]) -> Step:
         f"training.compile={json.dumps(spec['compile'])}",
     ]
     loaded = load_config(Path(spec["folder"]) / "config.json", overrides, world_size)
-    device, _ = open_distributed(loaded, rank=rank, local_rank=rank)
-    groups = ProcessGroups.create(build_grid(loaded.config, rank=rank, world_size=world_size))
+    device, store = meet(loaded, rank=rank, local_rank=rank)
+    groups = join(loaded, store, device, rank=rank)
     run_dir = Path(spec["run_dir"])
     run_dir.mkdir(exist_ok=True)
     trainer = build_trainer(loaded.config, Place(groups, device, run_dir))
