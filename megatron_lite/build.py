@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from megatron_lite.checkpoint.save import require_room
 from megatron_lite.config.batch import num_microbatches
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import resolved_dict
@@ -80,6 +81,9 @@ def build_trainer(
     streams = RngStreams(place.device)
     streams.seed(config.training.seed, place.groups.grid)
     stage = build_stage(config, place, streams=streams, vocab_size=vocab_size)
+    if config.checkpoint.save is not None and config.launch.preflight != "off":
+        written = stage.parameters() if place.groups.data.rank == 0 else ()
+        require_room(place.run_dir / config.checkpoint.save, map(placement_of, written))
     engine = build_engine(config, place, stage)
     started = perf_counter()
     resolved = resolved_dict(config)

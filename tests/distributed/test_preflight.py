@@ -8,13 +8,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from megatron_lite.checkpoint import store
+from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.health.preflight.group_speed import LIMIT
 from tests.distributed.bad_node import HANG_LIMIT
 from tests.distributed.processes import Ended, arguments, fork_main
+from tests.distributed.ranks import on_ranks
+from tests.distributed.runs import make_trainer, train
 from tests.distributed.small import layout, small_config
 
 
@@ -115,6 +120,45 @@ def test_an_all_reduce_that_does_not_end_is_told_with_its_group(
     assert f"did not end within {HANG_LIMIT:g} s" in error and HANG_LIMIT < LIMIT
     assert "the all-reduce over the tensor group of rank 2 on node " in error
     assert "and rank 3 on node gpu7 " in error
+
+
+def asked_for(config: Path, overrides: list[str], run_dir: Path) -> list[int]:
+    """The bytes for which room is asked: before training, and by the save at its end."""
+    asked: list[int] = []
+    require = store.require_space
+
+    def listening(root: Path, wanted: int) -> None:
+        asked.append(wanted)
+        require(root, wanted)
+
+    store.require_space = listening
+    train(config, overrides, run_dir)
+    return asked
+
+
+def refused(config: Path, overrides: list[str], run_dir: Path) -> str:
+    """What a trainer says that is made on a nearly full disk."""
+    usage = SimpleNamespace(free=10_000)
+    store.shutil = SimpleNamespace(disk_usage=lambda folder: usage)  # type: ignore[assignment]
+    with pytest.raises(CheckpointError) as told:
+        make_trainer(config, overrides, run_dir)
+    return str(told.value)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_checkpoint_that_will_not_fit_is_told_before_training(
+    zero: int, config: Path, tmp_path: Path
+) -> None:
+    overrides = layout(2, 1, zero=zero)
+    (tmp_path / "run").mkdir()
+    asked, *others = on_ranks(4, asked_for, config, overrides, tmp_path / "run")
+    assert len(asked) == 2 and asked[0] == asked[1] > 10_000 and not any(others)
+    left = tmp_path / "full/checkpoints/.global_step1.tmp"
+    left.mkdir(parents=True)
+    (left / "shard").write_bytes(b"x" * 1000)
+    for text in on_ranks(4, refused, config, overrides, tmp_path / "full"):
+        assert f"{tmp_path}/full/checkpoints: {(asked[0] - 1000) / 1e9:.2f} GB are needed" in text
+        assert left.is_dir(), "what a killed save left is the next save's to remove"
 
 
 def test_it_can_be_left_out(config: Path, tmp_path: Path) -> None:
