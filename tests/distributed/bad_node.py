@@ -1,6 +1,7 @@
 """One rank on a bad node, for tests of the preflight: `BAD_NODE=1:gpu7:code,clock` spoils rank 1.
 
-Words: what the rank has or sees otherwise. `hang` keeps it from the all-reduces over its groups.
+Words: what the rank has or sees otherwise. `hang` keeps it from the all-reduce over its tensor
+group, `stuck` from telling its facts.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megatron_lite.health.preflight import facts, folders, group_speed, groups
+from megatron_lite.health.preflight import facts, folders, group_speed, groups, nodes
 
 HANG_LIMIT = 3.0
 """Seconds after which an all-reduce is given up where one is made to hang."""
+STUCK_LIMIT = 1.0
+"""Seconds in which a rank must tell its facts where one is made to be stuck."""
 
 
 def install(spec: str) -> None:
@@ -22,6 +25,8 @@ def install(spec: str) -> None:
     victim, node, words = spec.split(":")
     if "hang" in words:
         group_speed.LIMIT = HANG_LIMIT
+    if "stuck" in words:
+        nodes.FACTS_LIMIT = STUCK_LIMIT
     if os.environ.get("RANK") != victim:
         return
     os.environ["SLURMD_NODENAME"] = node
@@ -60,6 +65,11 @@ def _readonly() -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     Path.touch = refuse  # type: ignore[method-assign]
+
+
+def _stuck() -> None:
+    """As in a file system that does not answer; long enough for the others to end."""
+    facts.describe_input = lambda path: time.sleep(4.0) or ""
 
 
 def _hang() -> None:

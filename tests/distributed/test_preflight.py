@@ -16,7 +16,7 @@ import pytest
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.health.preflight.group_speed import LIMIT
-from tests.distributed.bad_node import HANG_LIMIT
+from tests.distributed.bad_node import HANG_LIMIT, STUCK_LIMIT
 from tests.distributed.processes import Ended, arguments, fork_main
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import make_trainer, train
@@ -109,6 +109,17 @@ def test_another_folder_under_the_same_name(config: Path, tmp_path: Path) -> Non
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_rank_that_is_stuck_in_its_files_is_named(config: Path, tmp_path: Path) -> None:
+    ended = start(config, tmp_path, BAD_NODE="3:gpu7:stuck")
+    assert [one.code for one in ended] == [1] * 4
+    found = status(tmp_path)
+    assert (found["state"], found["rank"]) == ("failed", 0)
+    assert found["error"].startswith(
+        f"preflight: rank 3 on node gpu7: not heard of within {STUCK_LIMIT:g} s"
+    )
+    assert "Traceback" not in "".join(one.err for one in ended[:3])
+
+
 def test_an_all_reduce_that_does_not_end_is_told_with_its_group(
     config: Path, tmp_path: Path
 ) -> None:
@@ -145,18 +156,18 @@ def refused(config: Path, overrides: list[str], run_dir: Path) -> str:
     return str(told.value)
 
 
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("tp", [1, 2])
 def test_a_checkpoint_that_will_not_fit_is_told_before_training(
-    zero: int, config: Path, tmp_path: Path
+    tp: int, config: Path, tmp_path: Path
 ) -> None:
-    overrides = layout(2, 1, zero=zero)
+    overrides = layout(tp, 1)
     (tmp_path / "run").mkdir()
-    asked, *others = on_ranks(4, asked_for, config, overrides, tmp_path / "run")
+    asked, *others = on_ranks(2, asked_for, config, overrides, tmp_path / "run")
     assert len(asked) == 2 and asked[0] == asked[1] > 10_000 and not any(others)
     left = tmp_path / "full/checkpoints/.global_step1.tmp"
     left.mkdir(parents=True)
     (left / "shard").write_bytes(b"x" * 1000)
-    for text in on_ranks(4, refused, config, overrides, tmp_path / "full"):
+    for text in on_ranks(2, refused, config, overrides, tmp_path / "full"):
         assert f"{tmp_path}/full/checkpoints: {(asked[0] - 1000) / 1e9:.2f} GB are needed" in text
         assert left.is_dir(), "what a killed save left is the next save's to remove"
 

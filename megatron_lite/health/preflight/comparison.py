@@ -111,7 +111,9 @@ def _differences(
         for value in counts:
             if value != usual:
                 ranks = [rank for rank, other in of_rank.items() if other == value]
-                many = f"the {counts[usual]} others" if len(counts) == 2 else f"{counts[usual]}"
+                many = (
+                    f"the {counts[usual]} others" if len(counts) == 2 else f"{counts[usual]} ranks"
+                )
                 yield f"{places(ranks, nodes)}: {name} is {value}, on {many} it is {usual}"
 
 

@@ -20,7 +20,8 @@ class Exchange:
         self._store, self.rank, self.world_size = store, rank, world_size
 
     def beside(self) -> Exchange:
-        """Another connection, for a thread: a call that waits blocks all others of its own."""
+        """Another connection, for a thread: a call that waits blocks all others of its connection,
+        and the making of new ones."""
         return Exchange(self._store.clone(), rank=self.rank, world_size=self.world_size)
 
     def tell(self, topic: str, value: Any) -> None:

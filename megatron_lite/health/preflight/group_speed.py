@@ -78,6 +78,13 @@ def measure(kind: str, group: Members, device: torch.device) -> Reading:
     return Reading(kind, group.ranks, fastest, BYTES[device.type] / fastest / 1e9, correct)
 
 
+def tidy(device: torch.device) -> None:
+    """Leave no trace in what a run reports of its memory."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def _timed(tensor: Tensor, handle: Any) -> float:
     """Seconds of one all-reduce in place, after all members have come to it."""
     dist.all_reduce(torch.zeros(1, device=tensor.device), group=handle)

@@ -33,17 +33,18 @@ def check_groups(
     PreflightFailed on all ranks where a sum is wrong or a collective fails. Where one does not end,
     `give_up` is called with that error from a thread; it must end the process.
     """
-    exchange, readings, error = judge.exchange, [], ""
+    exchange, beside, readings, error = judge.exchange, judge.exchange.beside(), [], ""
     for number, (kind, group) in enumerate(groups.items()):
         if len(group.ranks) == 1:
             continue
         exchange.tell("at", [number, kind, list(group.ranks)])
         try:
-            with time_limit(group_speed.LIMIT, lambda: give_up(_hung(judge))):
+            with time_limit(group_speed.LIMIT, lambda: give_up(_hung(judge, beside))):
                 readings.append(measure(kind, group, device))
         except RuntimeError as failure:
             error = f"the all-reduce over the {kind} group failed: {failure}"
             break
+    group_speed.tidy(device)
     exchange.tell("readings", [[asdict(reading) for reading in readings], error])
     if judge.presides:
         _judge(judge, device)
@@ -65,9 +66,8 @@ def _judge(judge: Judge, device: torch.device) -> None:
     record.add(judge_groups(readings, record.nodes, jitter=group_speed.JITTER[device.type]))
 
 
-def _hung(judge: Judge) -> PreflightFailed:
+def _hung(judge: Judge, exchange: Exchange) -> PreflightFailed:
     """What to say of an all-reduce that does not end; called in a thread of a rank in it."""
-    exchange = judge.exchange.beside()
     if judge.presides:
         judge.record.findings.faults.append(_where_it_hangs(judge, exchange))
         return PreflightFailed.of(judge.pronounce(exchange, "groups"))
