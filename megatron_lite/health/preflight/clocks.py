@@ -47,8 +47,9 @@ def clock_skews(
         return {}
     for rank in witnesses:
         for number in range(EXCHANGES):
-            if exchange.told(f"clock {number}", ranks=[rank], limit=limit):
-                exchange.answer(f"clock {number} of {rank}", now())
+            if not exchange.told(f"clock {number}", ranks=[rank], limit=limit):
+                break
+            exchange.answer(f"clock {number} of {rank}", now())
     told = exchange.told("skew", ranks=witnesses, limit=limit)
     return {rank: Skew(*values) for rank, values in told.items()}
 

@@ -35,7 +35,7 @@ class Exchange:
         left out."""
         asked = range(self.world_size) if ranks is None else ranks
         keys = {rank: f"{topic}/{rank}" for rank in asked}
-        if not self._wait(list(keys.values()), limit):
+        if not limit or not self._wait(list(keys.values()), limit):
             keys = {rank: key for rank, key in keys.items() if self._store.check([key])}
         values = self._store.multi_get(list(keys.values())) if keys else []
         return {rank: json.loads(value) for rank, value in zip(keys, values, strict=True)}

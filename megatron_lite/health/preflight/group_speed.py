@@ -21,7 +21,7 @@ BYTES: Mapping[str, int] = {"cuda": 64 << 20, "cpu": 1 << 20}
 """Size of the tensor. On GPUs enough for the bandwidth to show over the latency: it takes some
 milliseconds on InfiniBand, and less than a second a time over Ethernet. Sums of processors go
 through gloo, on machines that have no better network."""
-REPEATS = 3
+REPEATS = 2
 """Of which the fastest counts."""
 JITTER: Mapping[str, float] = {"cuda": 0.0005, "cpu": 0.02}
 """Seconds that a measurement may be too long by chance: processes without a GPU share cores, whose

@@ -54,9 +54,9 @@ def _compare(judge: Judge, shared: Sequence[folders.Folder]) -> dict[str, Any]:
     """Rank 0: judge the facts; returns what all ranks are to do next."""
     record = judge.record
     told = judge.exchange.told("facts", limit=FACTS_LIMIT)
-    nodes = judge.exchange.told("node", limit=0.0)
     record.facts = {rank: Facts(**values) for rank, values in told.items()}
     if missing := judge.silent(told):
+        nodes = judge.exchange.told("node", limit=0.0)
         record.findings.faults.append(
             f"{places(missing, nodes)}: not heard of within {FACTS_LIMIT:g} s; perhaps a file "
             "system does not answer there"
