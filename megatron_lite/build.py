@@ -27,11 +27,13 @@ from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
+from megatron_lite.engine.measures import Measures
 from megatron_lite.engine.zero3_engine import Zero3Engine
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.layers.context import LayerContext, placement_of
 from megatron_lite.layers.kernels import describe_kernels
 from megatron_lite.models.gpt import GPTStage
+from megatron_lite.monitoring.profiler import Profiler, ranged
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
@@ -136,6 +138,8 @@ def build_trainer(
         timer=timer,
         device=place.device,
         stop=place.stop,
+        measures=Measures(config.logging, engine, place.device),
+        profiler=Profiler(config.logging, place.run_dir / "profile", rank=place.groups.grid.rank),
     )
 
 
@@ -246,8 +250,8 @@ def build_executor(config: RunConfig, place: Place, engine: Engine) -> PipelineE
         connect(place.groups, place.device)
     return PipelineExecutor(
         place.groups,
-        forward=engine.forward,
-        backward=engine.backward,
+        forward=ranged("forward", engine.forward),
+        backward=ranged("backward", engine.backward),
         dtype=DTYPES[config.precision.dtype],
         device=place.device,
     )

@@ -9,7 +9,16 @@ from typing import cast
 
 from megatron_lite.config.draft import Absent, Draft
 from megatron_lite.config.errors import Problem
-from megatron_lite.config.rules import advice, checkpoint, engine, files, model, parallel, training
+from megatron_lite.config.rules import (
+    advice,
+    checkpoint,
+    engine,
+    files,
+    logging,
+    model,
+    parallel,
+    training,
+)
 from megatron_lite.config.schema import RunConfig
 
 RULES = (
@@ -19,8 +28,14 @@ RULES = (
     *engine.RULES,
     *files.RULES,
     *checkpoint.RULES,
+    *logging.RULES,
 )
-WORLD_RULES = (*parallel.WORLD_RULES, *training.WORLD_RULES, *engine.WORLD_RULES)
+WORLD_RULES = (
+    *parallel.WORLD_RULES,
+    *training.WORLD_RULES,
+    *engine.WORLD_RULES,
+    *logging.WORLD_RULES,
+)
 
 
 def check(draft: Draft | RunConfig, world_size: int | None) -> list[Problem]:
@@ -52,8 +67,9 @@ def advise(config: RunConfig, world_size: int) -> list[str]:
 
 
 def missing_files(config: Draft | RunConfig) -> list[Problem]:
-    """Files of the section `data` that this machine lacks: faults only where the run starts."""
-    return list(files.missing_files(cast(RunConfig, config)))
+    """Files and packages that this machine lacks: faults only where the run starts."""
+    cfg = cast(RunConfig, config)
+    return [*files.missing_files(cfg), *logging.missing_packages(cfg)]
 
 
 def default_world_size(draft: Draft | RunConfig) -> int | None:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-Apart = Literal["save", "evaluation"]
+Apart = Literal["save", "evaluation", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class StepTimer:
     _iterations: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.totals = {"train": 0.0, "save": 0.0, "evaluation": 0.0}
+        self.totals = dict.fromkeys(("train", *get_args(Apart)), 0.0)
         self._lap_start = self.clock()
 
     def step_done(self) -> None:

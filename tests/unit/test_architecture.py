@@ -39,7 +39,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"models"}),),
     (frozenset({"engine"}),),
     (frozenset({"convert"}),),
-    (frozenset({"trainer", "report", "resume", "saving"}),),
+    (frozenset({"trainer", "report", "boards", "run_texts", "resume", "saving"}),),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
     (frozenset({"session"}),),
