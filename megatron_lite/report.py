@@ -106,8 +106,8 @@ class Reporter:
         self._metrics = MetricsWriter(path, last_iteration=start.iteration)
         if self._metrics.superseded:
             self._echo(
-                f" {self._metrics.superseded} rows of {path} beyond iteration {start.iteration} "
-                "moved to metrics.superseded.jsonl: those iterations run again |"
+                f" {self._metrics.superseded} rows of {path} lie beyond iteration "
+                f"{start.iteration}, from where the run goes on: moved to {self._metrics.other} |"
             )
         config = resolved_dict(self._config)
         self._boards = Boards(self._config.logging, run_dir, start=start, config=config)

@@ -72,14 +72,15 @@ def installed(name: str) -> str | None:
 
 
 def code_facts() -> dict[str, str]:
-    """The git commit that this code lies in, where there is one, and a hash of its own files."""
+    """The git commit of this code, where git knows it, and a hash of its files."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
     facts = {"code hash": digest.hexdigest()[:16]}
-    commit = _git(package, "rev-parse", "HEAD")
-    if commit:
+    # A copy of the code in a run folder may lie in a repository that does not hold it.
+    tracked = _git(package, "ls-files", "--", "monitoring/environment.py")
+    if tracked and (commit := _git(package, "rev-parse", "HEAD")):
         changed = _git(package, "status", "--porcelain", "--", ".")
         facts["git commit"] = f"{commit}{' and uncommitted changes' if changed else ''}"
     return facts

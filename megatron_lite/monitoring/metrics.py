@@ -114,8 +114,8 @@ class MetricsWriter:
     """
 
     def __init__(self, path: Path, *, last_iteration: int) -> None:
-        other = path.with_suffix(f".superseded{path.suffix}")
-        self.superseded = set_aside_rows(path, other, last_iteration=last_iteration)
+        self.other = path.with_suffix(f".superseded{path.suffix}")
+        self.superseded = set_aside_rows(path, self.other, last_iteration=last_iteration)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Row) -> None:

@@ -49,6 +49,17 @@ def histograms_come_with_a_log(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("logging.log_histograms_interval", interval, rule, nearest)
 
 
+def states_can_be_measured(cfg: RunConfig) -> Iterator[Problem]:
+    """DeepSpeed reads nvme into buffers that it may use again: what was there is gone."""
+    zero = cfg.deepspeed.zero_optimization
+    if "nvme" not in (zero.offload_optimizer.device, zero.offload_param.device):
+        return
+    names = ("log_params_norm", "log_num_zeros_in_grad", "log_histograms_interval")
+    for name in names:
+        if value := getattr(cfg.logging, name):
+            yield Problem(f"logging.{name}", value, "can't read states on nvme", "leave it out")
+
+
 def profile_is_asked_for(cfg: RunConfig) -> Iterator[Problem]:
     """When and where to record means nothing unless something is recorded."""
     if not cfg.logging.profile:
@@ -102,6 +113,7 @@ RULES: tuple[Rule, ...] = (
     wandb_has_a_project,
     numbers_have_a_place,
     histograms_come_with_a_log,
+    states_can_be_measured,
     profile_is_asked_for,
     profile_fits,
 )

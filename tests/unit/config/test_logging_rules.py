@@ -48,6 +48,13 @@ def test_accepted(load: Any, logging: dict[str, Any], last: int) -> None:
     assert load({"logging": logging}).config.logging.profile_step_end == last
 
 
+def test_states_on_nvme_are_not_measured(problems: Any) -> None:
+    offload = {"device": "nvme", "nvme_path": "/disk"}
+    zero = {"zero_optimization": {"stage": 3, "offload_optimizer": offload}}
+    found = problems({"deepspeed": zero, "logging": {"log_params_norm": True}})
+    assert list(found) == ["logging.log_params_norm"]
+
+
 @pytest.mark.parametrize(
     ("key", "words"),
     [

@@ -43,6 +43,15 @@ def test_the_code_is_told_by_commit_where_there_is_one_and_by_content(
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    (tmp_path / "package/.gitignore").write_text("copy\n")
+    copied = file.parents[1] / "copy/monitoring/environment.py"
+    copied.parent.mkdir(parents=True)
+    copied.write_text("a = 1\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "__file__", str(copied))
+        assert "git commit" not in code_facts(), "a copy that git does not know"
+    (tmp_path / "package/.gitignore").unlink()
+    copied.unlink()
     committed = code_facts()
     assert committed["code hash"] == plain["code hash"]
     assert len(committed["git commit"]) == 40
