@@ -50,6 +50,17 @@ def seen(run_dir: Path) -> Seen:
     return Seen(norms, zeros, histograms)
 
 
+def gradients_are_watched(trainer: Trainer) -> None:
+    """Let the run fail where the gradients of a step that is not logged are looked at."""
+    count = trainer.measures._count
+
+    def checked(gradients: object) -> None:
+        assert (trainer.progress.iteration + 1) % 2 == 0
+        count(gradients)  # type: ignore[arg-type]
+
+    trainer.measures._count = checked  # type: ignore[method-assign]
+
+
 @pytest.fixture(scope="module")
 def alone(
     corpus: Path, tmp_path_factory: pytest.TempPathFactory
@@ -68,7 +79,7 @@ def alone(
                 training={"train_iters": 4},
                 logging=LOGGING,
             )
-            (result,) = on_ranks(1, train, config, [], folder)
+            (result,) = on_ranks(1, train, config, [], folder, gradients_are_watched)
             found = seen(folder)
             weights = merged([result.weights])
             total = sum(float((w.astype("float64") ** 2).sum()) for w in weights.values()) ** 0.5
@@ -86,7 +97,7 @@ def alone(
     ("tied", "ranks", "overrides"),
     [
         (True, 4, layout(2, 2, zero=1)),
-        (True, 4, layout(1, 2, zero=2, offload="cpu")),
+        (True, 2, layout(1, 1, zero=2, offload="cpu")),
         (False, 4, layout(2, 1, zero=3)),
         (False, 2, layout(1, 1, zero=3, offload="cpu")),
         (False, 2, layout(1, 1, zero=2)),
@@ -109,23 +120,3 @@ def test_every_layout_measures_what_one_process_does(
     for tag, facts in found.histograms.items():
         assert facts == pytest.approx(one.histograms[tag], rel=1e-4, abs=1e-3), tag
     assert [row["iteration"] for row in rows(tmp_path)] == [2, 4]
-
-
-def gradients_are_watched(trainer: Trainer) -> None:
-    """Let the run fail where gradients are looked at in a step that is not logged."""
-    count = trainer.measures._count
-
-    def checked(gradients: object) -> None:
-        assert (trainer.progress.iteration + 1) % 2 == 0
-        count(gradients)  # type: ignore[arg-type]
-
-    trainer.measures._count = checked  # type: ignore[method-assign]
-
-
-def test_nothing_is_measured_that_is_not_logged(
-    alone: Callable[[bool], tuple[Path, Seen]], tmp_path: Path
-) -> None:
-    config, _ = alone(True)
-    on_ranks(1, train, config, ["logging.log_params_norm=false"], tmp_path, gradients_are_watched)
-    board = scalars(tmp_path / "tensorboard")
-    assert "num-zeros" in board and "params-norm" not in board
