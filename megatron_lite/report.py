@@ -97,12 +97,21 @@ class Reporter:
         self._loss_scale = 1.0
         self._metrics: MetricsWriter | None = None
         self._boards: Boards | None = None
-        if rank == 0:
-            self._open(run_dir, Position(progress.iteration, progress.consumed_samples))
+        self._run_dir, self._writes = run_dir, rank == 0
+        self._open(progress)
 
-    def _open(self, run_dir: Path, start: Position) -> None:
+    def rewind(self, progress: Progress) -> None:
+        """Training goes back to an earlier step: set aside what was reported beyond it."""
+        self.close()
+        self._seen = (progress.skipped, progress.nan)
+        self._open(progress)
+
+    def _open(self, progress: Progress) -> None:
         """Open all files, and tell what of an earlier start is set aside."""
-        path = run_dir / "metrics.jsonl"
+        if not self._writes:
+            return
+        start = Position(progress.iteration, progress.consumed_samples)
+        path = self._run_dir / "metrics.jsonl"
         self._metrics = MetricsWriter(path, last_iteration=start.iteration)
         if self._metrics.superseded:
             self._echo(
@@ -110,7 +119,7 @@ class Reporter:
                 f"{start.iteration}, from where the run goes on: moved to {self._metrics.other} |"
             )
         config = resolved_dict(self._config)
-        self._boards = Boards(self._config.logging, run_dir, start=start, config=config)
+        self._boards = Boards(self._config.logging, self._run_dir, start=start, config=config)
         if self._boards.tensorboard_dir is not None:
             self._echo(f" curves: tensorboard --logdir {self._boards.tensorboard_dir} |")
 

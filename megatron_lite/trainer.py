@@ -113,10 +113,10 @@ class Trainer:
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
-        logged = (progress.iteration + 1) % self.config.logging.log_interval == 0
-        logged |= progress.iteration + 1 == total
+        coming = progress.iteration + 1
+        logged = coming % self.config.logging.log_interval == 0 or coming == total
         with self.timer.apart("trace"):
-            self.profiler.begin(progress.iteration + 1)
+            self.profiler.begin(coming)
         self.measures.watch(logged=logged)
         with self.timer.waiting(), phase("data"):
             taken = list(islice(self.train_batches, count))
@@ -124,7 +124,8 @@ class Trainer:
         incurable = self._incurable_now()
         self.engine.begin_step(count, diagnose=incurable and self._last_chance())
         losses, tokens = self._run(self.config.parallel.pipeline_schedule, batches)
-        outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
+        with phase("optimizer"):
+            outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
         self._advance(batch, outcome)
         self.timer.step_done()
         if logged or not outcome.applied:

@@ -7,11 +7,18 @@ import gzip
 import json
 from pathlib import Path
 
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from megatron_lite.config.load import load_config
+from megatron_lite.progress import Progress
+from megatron_lite.report import Reporter, Speed
+from tests.distributed.models import write_corpus
+from tests.distributed.small import small_config
 from tests.resumed import END, FIRST_END, SAMPLES, SAVED, rows_of
 
 STEPS = list(range(1, END + 1))
+RANGES = {"data": 1, "forward": SAMPLES, "backward": SAMPLES, "optimizer": 1}
 VALIDATIONS = [step for step in STEPS if step % 2 == 0]
 
 
@@ -62,6 +69,37 @@ def test_b52_tensorboard_and_csv_files_show_the_same_steps(resumed: Path) -> Non
     assert [line.split(",")[0] for line in aside] == ["5", "6", "7", "8", "9", "10"]
 
 
+def test_a_run_that_goes_back_in_one_process_has_every_step_once(
+    tmp_path: Path,
+) -> None:
+    config = small_config(
+        tmp_path / "run.json", write_corpus(tmp_path / "c"), logging={"tensorboard_dir": "board"}
+    )
+    report = Reporter(
+        load_config(config).config,
+        run_dir=tmp_path,
+        progress=Progress(),
+        speed=Speed(16, 1, 1, None),
+        rank=0,
+        device=torch.device("cpu"),
+    )
+    for event, first, last in (("valid", 1, 6), ("rewind", 3, 3), ("valid", 4, 8)):
+        for step in range(first, last + 1):
+            now = Progress(iteration=step, consumed_samples=SAMPLES * step)
+            if event == "rewind":
+                report.rewind(now)
+            else:
+                report.evaluation("valid", now, loss=float(first), seconds=0.1)
+    report.close()
+    losses = [1, 1, 1, 4, 4, 4, 4, 4]
+    rows = rows_of(tmp_path / "metrics.jsonl")
+    assert [row["lm_loss"] for row in rows] == losses
+    reader = EventAccumulator(str(tmp_path / "board"))
+    reader.Reload()
+    for tag in ("lm loss validation", "lm loss validation vs samples"):
+        assert [event.value for event in reader.Scalars(tag)] == losses
+
+
 def test_the_text_tab_has_config_environment_and_layout_of_each_start(resumed: Path) -> None:
     reader = board(resumed)
     texts = {}
@@ -86,8 +124,7 @@ def test_the_chosen_rank_alone_leaves_a_trace(resumed: Path) -> None:
         trace = json.load(file)
     assert trace["distributedInfo"]["rank"] == 1
     names = [event.get("name") for event in trace["traceEvents"] if event.get("ph") == "X"]
-    micro_batches = 4
-    for name, times in {"forward": micro_batches, "backward": micro_batches, "data": 1}.items():
+    for name, times in RANGES.items():
         assert names.count(name) == times, name
 
 
