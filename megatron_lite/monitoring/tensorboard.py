@@ -42,7 +42,7 @@ class TensorBoardWriter:
         points = _existing_points(directory)
         first_new = start.iteration + 1 if start.iteration > 0 else 0
         superseded = any(
-            point.step > (start.consumed_samples if tag.endswith(VS_SAMPLES) else first_new - 1)
+            point.step > start.last_valid(tag)
             for tag, tag_points in points.items()
             for point in tag_points
         )
