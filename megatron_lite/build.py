@@ -32,10 +32,12 @@ from megatron_lite.data.source import SampleSource
 from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
+from megatron_lite.engine.measures import Measures
 from megatron_lite.engine.param_groups import unique
 from megatron_lite.layers.context import placement_of
 from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.layers.kernels import describe_kernels
+from megatron_lite.monitoring.profiler import Profiler
 from megatron_lite.monitoring.stragglers import DeviceStopwatch, HostStopwatch, WorkClock
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.random import RngStreams
@@ -132,6 +134,8 @@ def build_trainer(
         device=place.device,
         stop=place.stop,
         heartbeat=place.heartbeat,
+        measures=Measures(config.logging, engine, place.device),
+        profiler=Profiler(config.logging, place.run_dir / "profile", rank=place.groups.grid.rank),
     )
 
 

@@ -1,21 +1,24 @@
-"""Reporter: one run's console lines, metrics.jsonl and TensorBoard, written by rank 0.
+"""Reporter: one run's console lines, metrics.jsonl and curves, written by rank 0.
 
 It turns what happened into rows; it decides nothing about training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from megatron_lite.boards import Boards
 from megatron_lite.checkpoint.save import Saved
 from megatron_lite.config.batch import train_iters
+from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.engine.interface import StepOutcome
+from megatron_lite.engine.measures import Measured
 from megatron_lite.monitoring.console import (
     checkpoint_line,
     evaluation_line,
@@ -33,8 +36,8 @@ from megatron_lite.monitoring.metrics import (
     MetricsWriter,
     StepMetrics,
 )
+from megatron_lite.monitoring.scalars import Position, at, of_evaluation, of_step
 from megatron_lite.monitoring.stragglers import slowest
-from megatron_lite.monitoring.tensorboard import TensorBoardWriter
 from megatron_lite.monitoring.throughput import (
     model_flops_per_token,
     model_flops_utilization,
@@ -96,15 +99,32 @@ class Reporter:
         self._loss_scale = 1.0
         self._told_slow: int | None = None
         self._metrics: MetricsWriter | None = None
-        self._board: TensorBoardWriter | None = None
-        if rank == 0:
-            self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
-            if config.logging.tensorboard_dir is not None:
-                self._board = TensorBoardWriter(
-                    run_dir / config.logging.tensorboard_dir,
-                    iteration=progress.iteration,
-                    consumed_samples=progress.consumed_samples,
-                )
+        self._boards: Boards | None = None
+        self._run_dir, self._writes = run_dir, rank == 0
+        self._open(progress)
+
+    def rewind(self, progress: Progress) -> None:
+        """Training goes back to an earlier step: set aside what was reported beyond it."""
+        self.close()
+        self._seen = (progress.skipped, progress.nan)
+        self._open(progress)
+
+    def _open(self, progress: Progress) -> None:
+        """Open all files, and tell what of an earlier start is set aside."""
+        if not self._writes:
+            return
+        start = Position(progress.iteration, progress.consumed_samples)
+        path = self._run_dir / "metrics.jsonl"
+        self._metrics = MetricsWriter(path, last_iteration=start.iteration)
+        if self._metrics.superseded:
+            self._echo(
+                f" {self._metrics.superseded} rows of {path} lie beyond iteration "
+                f"{start.iteration}, from where the run goes on: moved to {self._metrics.other} |"
+            )
+        config = resolved_dict(self._config)
+        self._boards = Boards(self._config.logging, self._run_dir, start=start, config=config)
+        if self._boards.tensorboard_dir is not None:
+            self._echo(f" curves: tensorboard --logdir {self._boards.tensorboard_dir} |")
 
     def say(self, line: str) -> None:
         """Print a line, once for the whole run."""
@@ -120,6 +140,7 @@ class Reporter:
         batch: int,
         loss: float,
         learning_rate: float,
+        measured: Measured,
     ) -> None:
         """One log step: `lap_samples` samples since the last one, `batch` samples in this step."""
         speed = self._speed
@@ -176,8 +197,27 @@ class Reporter:
         self._peak = max(self._peak, peak)
         if self._metrics is not None:
             self._metrics.write(row)
-        if self._board is not None:
-            self._board.train(row, world_size=speed.world_size, mem_max_allocated_bytes=peak)
+        if self._boards is not None:
+            self._boards.write(
+                of_step(
+                    row,
+                    world_size=speed.world_size,
+                    mem_max_allocated_bytes=peak,
+                    params_norm=measured.params_norm,
+                    num_zeros=measured.num_zeros,
+                )
+            )
+            self._boards.histograms(measured.histograms, progress.iteration)
+
+    def scalars(self, values: Mapping[str, float], progress: Progress) -> None:
+        """More curves of this iteration, by tag (for stages, see monitoring.scalars.of_stages)."""
+        if self._boards is not None:
+            self._boards.write(at(progress.iteration, values))
+
+    def texts(self, texts: Mapping[str, str]) -> None:
+        """Markdown by tag, for TensorBoard."""
+        if self._boards is not None:
+            self._boards.texts(texts)
 
     def evaluation(
         self, part: Literal["valid", "test"], progress: Progress, *, loss: float, seconds: float
@@ -193,8 +233,8 @@ class Reporter:
         self._echo(evaluation_line(row))
         if self._metrics is not None:
             self._metrics.write(row)
-        if self._board is not None:
-            self._board.evaluation(row)
+        if self._boards is not None:
+            self._boards.write(of_evaluation(row))
 
     def saved(self, saved: Saved, progress: Progress, *, seconds: float, waited: float) -> None:
         """One checkpoint written; training waited for it `waited` seconds."""
@@ -253,7 +293,7 @@ class Reporter:
 
     def close(self) -> None:
         """Close the files."""
-        for writer in (self._metrics, self._board):
+        for writer in (self._metrics, self._boards):
             if writer is not None:
                 writer.close()
 

@@ -19,8 +19,10 @@ from megatron_lite.data.loader import MicroBatch
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
+from megatron_lite.engine.measures import Measures
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
+from megatron_lite.monitoring.profiler import Profiler, phase
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.mappings import all_reduce
@@ -65,6 +67,8 @@ class Trainer:
     device: torch.device
     stop: StopRequest
     heartbeat: Heartbeat
+    measures: Measures
+    profiler: Profiler
     left_because: str | None = None
     """Why training ended before its end."""
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
@@ -84,6 +88,8 @@ class Trainer:
         except TrainingStopped:
             self.saver.finish()  # a save on its way is worth having
             raise
+        finally:
+            self.profiler.close()
 
     def _fit(self) -> Literal["done", "requeue"]:
         self.saver.nothing_new(self.progress.iteration)
@@ -110,8 +116,13 @@ class Trainer:
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
-        self.heartbeat.at("waiting for data", iteration=progress.iteration + 1)
-        with self.timer.waiting():
+        coming = progress.iteration + 1
+        logged = coming % self.config.logging.log_interval == 0 or coming == total
+        self.heartbeat.at("waiting for data", iteration=coming)
+        with self.timer.apart("trace"):
+            self.profiler.begin(coming)
+        self.measures.watch(logged=logged)
+        with self.timer.waiting(), phase("data"):
             taken = list(islice(self.train_batches, count))
         batches = [micro.to(self.device) for micro in taken]
         incurable = self._incurable_now()
@@ -119,11 +130,11 @@ class Trainer:
         self.heartbeat.at("forward-backward")
         losses, tokens = self._run("training", batches)
         self.heartbeat.at("optimizer step")
-        outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
+        with phase("optimizer"):
+            outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
         self._advance(batch, outcome)
         self.timer.step_done()
         self.heartbeat.at("logging")
-        logged = self._due(self.config.logging.log_interval) or progress.iteration == total
         if logged or not outcome.applied:
             loss = mean_over_tokens(losses, tokens, self.groups)
             progress.nan += not math.isfinite(loss)
@@ -207,6 +218,7 @@ class Trainer:
             batch=batch,
             loss=loss,
             learning_rate=rate,
+            measured=self.measures.take(self.progress.iteration),
         )
         self._logged_samples = consumed
 

@@ -1,7 +1,7 @@
 """The rows of a run's metrics.jsonl and their writer: one JSON object a line.
 
 Holds finished numbers; it neither averages nor reduces over ranks. Made by the trainer, on the one
-process that reports, and read again by console.py and tensorboard.py.
+process that reports, and read again by console.py and scalars.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+
+from megatron_lite.monitoring.superseded import set_aside_rows
 
 PPL_LOSS_CAP = 20.0
 
@@ -113,14 +115,14 @@ def _finite_or_name(value: object) -> object:
 class MetricsWriter:
     """Appends rows to a file and flushes each, so a killed run keeps all rows but a torn last one.
 
-    A resumed run appends to the same file; its "load" row marks where iterations may step back.
+    A run that goes on from `last_iteration` appends to the same file. The rows of an earlier start
+    beyond it, and the torn one, go to `metrics.superseded.jsonl` beside it, `superseded` of them.
     """
 
-    def __init__(self, path: Path) -> None:
-        torn = _ends_within_a_line(path)
+    def __init__(self, path: Path, *, last_iteration: int) -> None:
+        self.other = path.with_suffix(f".superseded{path.suffix}")
+        self.superseded = set_aside_rows(path, self.other, last_iteration=last_iteration)
         self._file = path.open("a", encoding="utf-8")
-        if torn:
-            self._file.write("\n")
 
     def write(self, row: Row) -> None:
         """Appends `row` as one line."""
@@ -141,11 +143,3 @@ class MetricsWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read() != b"\n"
