@@ -49,6 +49,7 @@ from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
 from megatron_lite.resume import restore
 from megatron_lite.saving import Saver
+from megatron_lite.stage_report import StageReport
 from megatron_lite.trainer import Part, Trainer
 
 
@@ -98,6 +99,7 @@ def build_trainer(
             world_size=place.groups.grid.world_size,
             device=_device_name(place.device),
         ),
+        stages=StageReport(plan, place.groups.grid, place.device, config.training.micro_batch_size),
         rank=place.groups.grid.rank,
         device=place.device,
     )
@@ -178,9 +180,13 @@ def _tell(place: Place, work: WorkClock) -> Note:
     heartbeat, ranks = place.heartbeat, place.groups.pipeline.ranks
 
     def note(action: Action | None, message: Message | None) -> None:
-        waits = message is not None or action is None
         if heartbeat.phase == "forward-backward":
-            (work.pause if waits else work.begin)()
+            if action is None:
+                work.pause()
+            elif message is None:
+                work.begin((action.kind, action.stage))
+            else:
+                work.wait()
         if message is None:
             heartbeat.doing(action or "")
         else:

@@ -36,7 +36,7 @@ from megatron_lite.monitoring.metrics import (
     MetricsWriter,
     StepMetrics,
 )
-from megatron_lite.monitoring.scalars import Position, at, of_evaluation, of_step
+from megatron_lite.monitoring.scalars import Position, at, of_evaluation, of_stages, of_step
 from megatron_lite.monitoring.stragglers import slowest
 from megatron_lite.monitoring.throughput import (
     model_flops_per_token,
@@ -46,8 +46,9 @@ from megatron_lite.monitoring.throughput import (
     tokens_per_second,
 )
 from megatron_lite.monitoring.timers import Lap, StepTimer
-from megatron_lite.mpu.reductions import largest, of_all_ranks
+from megatron_lite.mpu.reductions import largest
 from megatron_lite.progress import Progress
+from megatron_lite.stage_report import StageReport
 
 
 def _print(line: str) -> None:
@@ -86,11 +87,13 @@ class Reporter:
         run_dir: Path,
         progress: Progress,
         speed: Speed,
+        stages: StageReport,
         rank: int,
         device: torch.device,
         echo: Callable[[str], None] = _print,
     ) -> None:
         self._config, self._speed, self._device = config, speed, device
+        self._stages = stages
         self._total = train_iters(config.training)
         self._echo = echo if rank == 0 else _silent
         self._seen = (progress.skipped, progress.nan)
@@ -154,8 +157,8 @@ class Reporter:
         )
         microseconds, _ = largest(round(1e6 * lap.waited), self._device)
         self._waited += microseconds / 1e6
-        worked = of_all_ranks(round(1e6 * lap.worked), self._device)
-        slow = slowest([each / 1e6 for each in worked], lap.seconds)
+        times = self._stages.gather(lap.worked, iterations=lap.iterations, batch=batch)
+        slow = slowest(times.worked, lap.seconds_per_iteration)
         row = StepMetrics(
             iteration=progress.iteration,
             consumed_samples=progress.consumed_samples,
@@ -175,6 +178,11 @@ class Reporter:
             slowest_rank=slow.rank,
             slowest_rank_share=slow.share,
             slowest_rank_ratio=slow.ratio,
+            bubble=times.bubble,
+            simulated_bubble=times.simulated_bubble,
+            stage_forward_ms=[1000 * t.forward for t in times.stages.values()],
+            stage_backward_ms=[1000 * t.backward for t in times.stages.values()],
+            stage_idle_ms=[1000 * t.idle for t in times.stages.values()],
         )
         self._seen = (progress.skipped, progress.nan)
         self._losses.append(loss)
@@ -207,12 +215,8 @@ class Reporter:
                     num_zeros=measured.num_zeros,
                 )
             )
+            self._boards.write(at(progress.iteration, of_stages(times.stages)))
             self._boards.histograms(measured.histograms, progress.iteration)
-
-    def scalars(self, values: Mapping[str, float], progress: Progress) -> None:
-        """More curves of this iteration, by tag (for stages, see monitoring.scalars.of_stages)."""
-        if self._boards is not None:
-            self._boards.write(at(progress.iteration, values))
 
     def texts(self, texts: Mapping[str, str]) -> None:
         """Markdown by tag, for TensorBoard."""

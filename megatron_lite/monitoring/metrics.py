@@ -32,7 +32,9 @@ class StepMetrics:
     `source_samples` counts for each source of the training data the samples that it has given.
     `slowest_rank` is the one whose own forward and backward work (stragglers.py) took most time:
     `slowest_rank_share` of the time since the previous row (from 0 to 1), and `slowest_rank_ratio`
-    times what the median of the other ranks took.
+    times what the median of the other ranks took. With a pipeline, `bubble` is idle time / (ranks x
+    time) of its forwards and backwards, `simulated_bubble` that of the schedule if all actions of a
+    kind took their mean, and the stages' own times an iteration are in ms.
     """
 
     iteration: int
@@ -53,6 +55,11 @@ class StepMetrics:
     slowest_rank: int = 0
     slowest_rank_share: float = 0.0
     slowest_rank_ratio: float = 1.0
+    bubble: float | None = None
+    simulated_bubble: float | None = None
+    stage_forward_ms: list[float] = field(default_factory=list)
+    stage_backward_ms: list[float] = field(default_factory=list)
+    stage_idle_ms: list[float] = field(default_factory=list)
     event: Literal["train"] = "train"
 
 

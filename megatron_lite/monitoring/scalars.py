@@ -85,6 +85,8 @@ def of_step(
         "slowest-rank": row.slowest_rank,
         "slowest-rank-share": row.slowest_rank_share,
         "slowest-rank-ratio": row.slowest_rank_ratio,
+        "pipeline-bubble": row.bubble,
+        "pipeline-bubble-simulated": row.simulated_bubble,
     }
     return [*_on_both_axes(both_axes, row), *at(row.iteration, by_iteration)]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from megatron_lite.monitoring.stragglers import WorkClock
+from megatron_lite.monitoring.stragglers import WorkClock, Worked
 
 Apart = Literal["save", "evaluation", "trace"]
 
@@ -25,8 +25,8 @@ class Lap:
     iterations: int
     waited: float = 0.0
     """Those of the seconds in which this process waited for data."""
-    worked: float = 0.0
-    """Those that went into its own forward and backward actions, see stragglers.py."""
+    worked: Worked = field(default_factory=Worked)
+    """What went into its own forward and backward actions, see stragglers.py."""
 
     @property
     def seconds_per_iteration(self) -> float:

@@ -11,8 +11,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_lite.config.load import load_config
+from megatron_lite.mpu.grid import Grid
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
+from megatron_lite.stage_report import StageReport
 from tests.distributed.models import write_corpus
 from tests.distributed.small import small_config
 from tests.resumed import END, FIRST_END, SAMPLES, SAVED, rows_of
@@ -75,11 +78,13 @@ def test_a_run_that_goes_back_in_one_process_has_every_step_once(
     config = small_config(
         tmp_path / "run.json", write_corpus(tmp_path / "c"), logging={"tensorboard_dir": "board"}
     )
+    plan = SchedulePlan.of("1f1b", num_ranks=1, num_microbatches=1)
     report = Reporter(
         load_config(config).config,
         run_dir=tmp_path,
         progress=Progress(),
         speed=Speed(16, 1, 1, None),
+        stages=StageReport(plan, Grid(), torch.device("cpu"), 1),
         rank=0,
         device=torch.device("cpu"),
     )

@@ -49,7 +49,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"engine"}),),
     (frozenset({"convert"}),),
     (
-        frozenset({"trainer", "report", "boards", "run_texts", "resume", "saving"}),
+        frozenset({"trainer", "report", "stage_report", "boards", "run_texts", "resume", "saving"}),
         frozenset({"life"}),
     ),
     (frozenset({"build_model"}),),
