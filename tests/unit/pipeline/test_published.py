@@ -97,10 +97,17 @@ def test_more_memory_brings_chimera_to_the_formula_for_equal_times() -> None:
 
 def test_zbv_is_idle_in_the_first_and_last_slots_only() -> None:
     """(p - 1) / (p - 1 + 6 m) at F = B = W, with the memory of 1F1B until W."""
-    for p, m in [*SIZES, (3, 3), (5, 16), (8, 32)]:
+    for p, m in [*SIZES, (3, 6), (5, 16), (8, 32)]:
         schedule = table("zbv", p, m, EQUAL_PARTS)
         assert bubble(schedule, EQUAL_PARTS) == pytest.approx((p - 1) / (p - 1 + 6 * m), abs=1e-12)
         assert max(verify(schedule).peak_until_weights) == 2 * p
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_zbv_is_less_idle_than_zb_h1_at_all_times(times: Times) -> None:
+    for p, m in SIZES:
+        zbv, zb_h1 = (bubble(table(name, p, m, times), times) for name in ("zbv", "zb-h1"))
+        assert zbv < zb_h1
 
 
 @pytest.mark.parametrize("times", TIMES)
