@@ -123,3 +123,21 @@ def test_dualpipev_at_equal_parts_has_the_idle_time_of_zbv() -> None:
     for p, m in SIZES:
         schedules = [table(name, p, m, EQUAL_PARTS) for name in ("dualpipev", "zbv")]
         assert len({round(bubble(schedule, EQUAL_PARTS), 12) for schedule in schedules}) == 1
+
+
+@pytest.mark.every
+def test_formulas_that_hold_exactly_hold_for_every_size() -> None:
+    equal = Times(10, 10, 5)
+    for p in range(1, 17):
+        for m in range(1, 65):
+            if m >= p:
+                found = bubble(table("zb-h1", p, m, EQUAL_PARTS), EQUAL_PARTS)
+                assert found == pytest.approx(PUBLISHED["zb-h1"].bubble(p, m, 1, EQUAL_PARTS))
+            if m >= 2 * p:
+                found = bubble(table("zbv", p, m, EQUAL_PARTS), EQUAL_PARTS)
+                assert found == pytest.approx(PUBLISHED["zbv"].bubble(p, m, 2, EQUAL_PARTS))
+            if m >= p and m % 2 == p % 2 == 0:
+                found = bubble(table("chimera", p, m, equal), equal)
+                assert found == pytest.approx(PUBLISHED["chimera"].bubble(p, m, 1, equal))
+                found = bubble(table("chimera", p, m, EQUAL_PARTS), EQUAL_PARTS)
+                assert found < PUBLISHED["1f1b"].bubble(p, m, 1, EQUAL_PARTS)
