@@ -51,7 +51,8 @@ class StageReport:
     micro_batch_size: int
 
     def gather(self, worked: Worked, *, iterations: int, batch: int) -> StepTimes:
-        """What all ranks counted in `iterations` steps; the last one had `batch` samples."""
+        """What all ranks counted in `iterations` steps; the last one had `batch` samples. The
+        simulated bubble is rank 0's affair: a large table takes tenths of a second."""
         own = [worked.waited]
         own += [worked.parts.get((k, s), 0.0) for s in range(self.plan.num_stages) for k in KINDS]
         counts = of_all_ranks([round(1e6 * each / iterations) for each in own], self.device)
@@ -63,7 +64,7 @@ class StageReport:
             of_ranks,
             self._stages(counts),
             mean(self._bubble(counts, ranks) for ranks in self.grid.all_groups("pp")),
-            simulated_bubble(self.plan.training(count), counts),
+            simulated_bubble(self.plan.training(count), counts) if self.grid.rank == 0 else None,
         )
 
     def _bubble(self, counts: Counts, ranks: Sequence[int]) -> float:

@@ -36,6 +36,7 @@ def fp16(change: str, shows: str, *base: str) -> Probe:
     )
 
 
+VIRTUAL = "parallel.virtual_pipeline_model_parallel_size"
 ROPE = "position_embedding_type=rope"
 COSINE, WSD = "lr_decay_style=cosine", "lr_decay_style=WSD"
 EVALUATE = "eval_interval=1"
@@ -80,8 +81,10 @@ PARALLEL = {
     "tensor_model_parallel_size": "tests/distributed/test_parity.py::layout",
     "pipeline_model_parallel_size": "tests/distributed/test_parity.py::layout",
     "pipeline_schedule": Probe("parallel.pipeline_schedule=gpipe", "tables"),
-    "virtual_pipeline_model_parallel_size": (
-        "tests/unit/config/test_pipeline_rules.py::test_virtual_stages_make_more_stages"
+    "virtual_pipeline_model_parallel_size": Probe(
+        f"{VIRTUAL}=4",
+        "tables",
+        (f"{VIRTUAL}=2", "parallel.pipeline_schedule=interleaved", "model.num_layers=4"),
     ),
     "pipeline_model_parallel_layout": (
         "tests/distributed/test_cases_pipeline.py::test_uneven_stages"

@@ -47,11 +47,12 @@ def observe(config: Path, overrides: list[str], run_dir: Path) -> dict[str, Any]
     trainer = make_trainer(config, overrides, run_dir)
     seen: dict[str, Any] = {"tables": [], "norms": [], "rates": [], "scales": [], "forwards": 0}
     _listen(trainer, seen)
-    (stage,) = trainer.engine.modules().values()
-    local = [tuple(parameter.shape) for parameter in stage.parameters()]
+    stages = trainer.engine.modules().values()
+    local = [tuple(parameter.shape) for stage in stages for parameter in stage.parameters()]
     first = logical_state(trainer.engine, "fp32")
     seen["shapes"] = (local, {name: values.shape for name, values in first.items()})
-    seen["compiled"] = [layer._compiled_call_impl is not None for layer in stage.layers]
+    layers = [layer for stage in stages for layer in stage.layers]
+    seen["compiled"] = [layer._compiled_call_impl is not None for layer in layers]
     # Compiling takes seconds; that it was asked for is enough to see here.
     if not any(seen["compiled"]):
         trainer.fit()
@@ -89,9 +90,9 @@ def _listen(trainer: Trainer, seen: dict[str, Any]) -> None:
 
     trainer.executor.run = listening_run  # type: ignore[method-assign]
     trainer.engine.step = listening_step  # type: ignore[method-assign]
-    (stage,) = trainer.engine.modules().values()
-    for layer in stage.layers:
-        layer.mlp.register_forward_pre_hook(count)
+    for stage in trainer.engine.modules().values():
+        for layer in stage.layers:
+            layer.mlp.register_forward_pre_hook(count)
 
 
 def observe_all(config: Path, probes: dict[str, Probe], folder: Path) -> dict[str, Any]:
