@@ -28,6 +28,8 @@ from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.zero3_engine import Zero3Engine
+from megatron_lite.forensics import Forensics
+from megatron_lite.guard import Guard
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.layers.context import LayerContext, placement_of
 from megatron_lite.layers.kernels import describe_kernels
@@ -42,7 +44,8 @@ from megatron_lite.pipeline.p2p import connect
 from megatron_lite.pipeline.partition import partition_layers
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
-from megatron_lite.resume import restore
+from megatron_lite.resume import Start, restore
+from megatron_lite.rewinding import Rewinder
 from megatron_lite.saving import Saver
 from megatron_lite.trainer import Part, Trainer
 
@@ -133,10 +136,43 @@ def build_trainer(
             report=report,
             device=place.device,
         ),
+        guard=build_guard(config, place, engine, streams),
+        rewinder=Rewinder(
+            config=config,
+            resolved=resolved,
+            grid=place.groups.grid,
+            engine=engine,
+            streams=streams,
+            dataset=datasets.train,
+            batches=lambda order, at: training_data(config, place, order, tokenizer, at),
+            save_root=_in_run(place, config.checkpoint.save),
+            load_root=_in_run(place, config.checkpoint.load),
+            loaded=_loaded_whole(config, start),
+        ),
         timer=timer,
         device=place.device,
         stop=place.stop,
     )
+
+
+def build_guard(config: RunConfig, place: Place, engine: Engine, streams: RngStreams) -> Guard:
+    """The watch over losses and gradients."""
+    forensics = Forensics(
+        place.groups,
+        engine,
+        streams,
+        folder=place.run_dir / "nonfinite",
+        micro_batch_size=config.training.micro_batch_size,
+        dtype=DTYPES[config.precision.dtype],
+        device=place.device,
+    )
+    return Guard(config, place.groups, engine, forensics, place.device)
+
+
+def _loaded_whole(config: RunConfig, start: Start) -> int | None:
+    """Iteration of the checkpoint that a run goes on from; None where it takes weights at most."""
+    alone = config.checkpoint.finetune or config.checkpoint.no_load_optim
+    return start.progress.iteration if start.bytes and not alone else None
 
 
 def describe_run(config: RunConfig, place: Place, stage: GPTStage) -> str:

@@ -16,6 +16,7 @@ from megatron_lite.checkpoint.save import Saved
 from megatron_lite.config.batch import train_iters
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.engine.interface import StepOutcome
+from megatron_lite.guard import Fault
 from megatron_lite.monitoring.console import (
     checkpoint_line,
     evaluation_line,
@@ -29,7 +30,9 @@ from megatron_lite.monitoring.memory import peak_memory_bytes
 from megatron_lite.monitoring.metrics import (
     CheckpointMetrics,
     EvaluationMetrics,
+    FaultMetrics,
     MetricsWriter,
+    RewindMetrics,
     StepMetrics,
 )
 from megatron_lite.monitoring.tensorboard import TensorBoardWriter
@@ -43,6 +46,7 @@ from megatron_lite.monitoring.throughput import (
 from megatron_lite.monitoring.timers import Lap, StepTimer
 from megatron_lite.mpu.reductions import largest
 from megatron_lite.progress import Progress
+from megatron_lite.resume import Start
 
 
 def _print(line: str) -> None:
@@ -86,6 +90,7 @@ class Reporter:
         echo: Callable[[str], None] = _print,
     ) -> None:
         self._config, self._speed, self._device = config, speed, device
+        self._run_dir = run_dir
         self._total = train_iters(config.training)
         self._echo = echo if rank == 0 else _silent
         self._seen = (progress.skipped, progress.nan)
@@ -96,12 +101,18 @@ class Reporter:
         self._board: TensorBoardWriter | None = None
         if rank == 0:
             self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
-            if config.logging.tensorboard_dir is not None:
-                self._board = TensorBoardWriter(
-                    run_dir / config.logging.tensorboard_dir,
-                    iteration=progress.iteration,
-                    consumed_samples=progress.consumed_samples,
-                )
+            self._board = self._new_board(progress)
+
+    def _new_board(self, progress: Progress) -> TensorBoardWriter | None:
+        """Curves that go on from where the run stands."""
+        directory = self._config.logging.tensorboard_dir
+        if directory is None:
+            return None
+        return TensorBoardWriter(
+            self._run_dir / directory,
+            iteration=progress.iteration,
+            consumed_samples=progress.consumed_samples,
+        )
 
     def say(self, line: str) -> None:
         """Print a line, once for the whole run."""
@@ -213,6 +224,45 @@ class Reporter:
         self._echo(checkpoint_line(row))
         if self._metrics is not None:
             self._metrics.write(row)
+
+    def fault(self, fault: Fault, progress: Progress) -> None:
+        """One step whose numbers went wrong."""
+        self._echo(f" WARNING: {fault} | {fault.action} |")
+        if self._metrics is not None:
+            row = FaultMetrics(
+                event=fault.event,
+                iteration=fault.iteration,
+                consumed_samples=progress.consumed_samples,
+                action=fault.action,
+                samples=fault.samples,
+                story=fault.story,
+                file=fault.file,
+            )
+            self._metrics.write(row)
+
+    def went_back(
+        self, progress: Progress, start: Start, fault: Fault, *, skipped: tuple[int, int]
+    ) -> None:
+        """The run stands at an earlier iteration again, from which curves go on."""
+        for line in start.lines:
+            self._echo(line)
+        self._echo(
+            f" went back from iteration {fault.iteration} to {progress.iteration} | leaving out "
+            f"samples {skipped[0]} to {skipped[1] - 1} | rewinds of this run: {progress.rewinds} |"
+        )
+        self._seen = (progress.skipped, progress.nan)
+        if self._metrics is not None:
+            row = RewindMetrics(
+                iteration=progress.iteration,
+                consumed_samples=progress.consumed_samples,
+                from_iteration=fault.iteration,
+                skip_samples=skipped,
+                rewinds=progress.rewinds,
+            )
+            self._metrics.write(row)
+        if self._board is not None:
+            self._board.close()
+            self._board = self._new_board(progress)
 
     def summary(self, progress: Progress, timer: StepTimer, reason: str) -> None:
         """The last words of this start of the run."""

@@ -23,6 +23,7 @@ from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import LoadedConfig, resolved_dict
 from megatron_lite.data.errors import DataError
 from megatron_lite.ending import Ending
+from megatron_lite.guard import TrainingStopped
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.watch import when_orphaned, when_signalled
@@ -30,7 +31,7 @@ from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
 from megatron_lite.rendezvous import meeting_point
-from megatron_lite.trainer import Trainer, TrainingStopped
+from megatron_lite.trainer import Trainer
 
 
 class Refused(Exception):

@@ -22,6 +22,7 @@ class Position(Protocol):
 
     data_start: int
     source_samples: dict[str, int]
+    skip_samples: list[list[int]]
 
     @property
     def next_sample(self) -> int: ...
@@ -38,14 +39,16 @@ class TrainingOrder:
 
     @classmethod
     def of(cls, dataset: BlendedDataset, position: Position, skip: Ranges) -> TrainingOrder:
-        """Return the order that goes on from a position; `skip` are numbers to leave out.
+        """Return the order that goes on from a position; `skip` are numbers to leave out, beside
+        the position's own.
 
         A position without counts of its sources is one of a run whose blend never changed.
         """
         if position.source_samples:
             samples = position.next_sample - position.data_start
             dataset = dataset.going_on(samples, position.source_samples)
-        return cls(dataset, position.data_start, joined(skip))
+        own = [(first, last) for first, last in position.skip_samples]
+        return cls(dataset, position.data_start, joined([*skip, *own]))
 
     def batches(
         self, start: int, *, micro_batch_size: int, dp_rank: int, dp: int

@@ -39,7 +39,20 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"models"}),),
     (frozenset({"engine"}),),
     (frozenset({"convert"}),),
-    (frozenset({"trainer", "report", "resume", "saving"}),),
+    (
+        frozenset(
+            {
+                "trainer",
+                "report",
+                "resume",
+                "saving",
+                "forensics",
+                "guard",
+                "rewinding",
+                "replica_check",
+            }
+        ),
+    ),
     (frozenset({"build"}),),
     (frozenset({"ending"}),),
     (frozenset({"session"}),),
