@@ -6,12 +6,10 @@ same step; normal steps pay nothing. All ranks take part. Called by guard.py.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_lite.data.loader import MicroBatch
-from megatron_lite.data.provenance import Origin, origins
+from megatron_lite.data.provenance import origins
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine
+from megatron_lite.findings import Seen, finding_facts, irreproducible, write_facts
 from megatron_lite.health.nonfinite import Finding, Watch
 from megatron_lite.layers.context import placement_of
 from megatron_lite.mpu.groups import ProcessGroups
@@ -30,6 +29,8 @@ from megatron_lite.mpu.random import RngStreams
 from megatron_lite.pipeline.executor import PipelineExecutor
 
 _LAYER = re.compile(r"layers\.(\d+)")
+_TOLD = 4
+"""Micro-batches of which a rank tells the first finding; of the others it tells the number."""
 Run = Callable[[list[MicroBatch], PipelineExecutor | None], tuple[list[Tensor], Tensor]]
 """Runs micro-batches through the schedule, by the given executor or the usual one; returns the loss
 sums (on the last stage) and all replicas' tokens."""
@@ -58,18 +59,8 @@ class Report:
     """What is known of a bad step."""
 
     story: str
-    file: Path
-    """Where all of it is written."""
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What one rank found, and saw of the step itself."""
-
-    node: str
-    found: list[Finding]
-    bad_losses: list[int]
-    """Which of its losses, in the order of its forwards, were not finite."""
+    file: str | None
+    """Where all of it is written; None where that failed."""
 
 
 @dataclass
@@ -91,36 +82,34 @@ class Forensics:
         the same report on all ranks.
         """
         bad = [i for i, loss in enumerate(losses) if not bool(torch.isfinite(loss))]
-        own = _Seen(socket.gethostname(), self._replay(taken), bad)
+        found = sorted(self._replay(taken), key=lambda finding: finding.order)
+        numbers = [one.micro_batch for one in found if one.micro_batch is not None]
+        own = Seen(socket.gethostname(), found[:_TOLD], numbers, bad)
         everyones: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, own)
-        seen = dict(enumerate(everyones))
-        found = sorted(
-            ((rank, finding) for rank in seen for finding in seen[rank].found),
-            # Replicas know nothing of each other: of two the lower one is named.
-            key=lambda pair: (pair[1].order, self.groups.grid.at(pair[0]).dp_rank, pair[0]),
-        )
-        firsts = _first_of_each_micro_batch(found, self.groups)
-        # Every rank knows the data, so all tell the same.
+        firsts = [
+            self._facts(taken, everyones[rank].node, rank, finding)
+            for rank, finding in self._firsts(everyones)
+        ]
         facts = {"iteration": taken.iteration, **facts, "reproduced": bool(firsts)}
         facts["samples"] = [taken.first_sample, taken.end_sample]
-        facts["findings"] = [self._facts(taken, seen[rank].node, rank, f) for rank, f in firsts]
+        facts["findings"] = firsts
+        facts["micro_batches_not_finite"] = self._micro_batches(everyones)
         facts["losses_not_finite"] = {
-            f"rank {r}": s.bad_losses for r, s in seen.items() if s.bad_losses
+            f"rank {rank}": seen.bad_losses
+            for rank, seen in enumerate(everyones)
+            if seen.bad_losses
         }
-        file = [self._write(taken.iteration, facts) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(file)
-        assert file[0] is not None
-        story = self._story(facts["findings"]) if firsts else _irreproducible(seen)
-        return Report(story, file[0])
+        told = [write_facts(self.folder, taken.iteration, facts) if dist.get_rank() == 0 else ""]
+        dist.broadcast_object_list(told)
+        story = _story(facts) if firsts else irreproducible(everyones)
+        return Report(story, told[0])
 
     def _replay(self, taken: Taken) -> list[Finding]:
-        modules = {
-            stage: logical_modules(module) for stage, module in self.engine.modules().items()
-        }
+        """Take the step again without its update; returns what this rank found."""
         working = list(self.engine.working())
         watch = Watch(
-            modules,
+            {stage: logical_modules(module) for stage, module in self.engine.modules().items()},
             [(_name(weights.parameter), weights.parameter) for weights in working],
             batches=taken.batches,
             forward=self.engine.forward,
@@ -145,52 +134,40 @@ class Forensics:
             watch.summed(summed)
         return list(watch.found.values())
 
+    def _firsts(self, everyones: list[Seen]) -> list[tuple[int, Finding]]:
+        """Rank and finding that came first in each micro-batch of each replica, in their order."""
+        replica = [self.groups.grid.at(rank).dp_rank for rank in range(len(everyones))]
+        found = [(rank, one) for rank, seen in enumerate(everyones) for one in seen.found]
+        # Replicas know nothing of each other: of two alike the lower one comes first.
+        found.sort(key=lambda pair: (pair[1].order, replica[pair[0]], pair[0]))
+        firsts: dict[tuple[int, int | None], tuple[int, Finding]] = {}
+        for rank, finding in found:
+            firsts.setdefault((replica[rank], finding.micro_batch), (rank, finding))
+        return list(firsts.values())
+
+    def _micro_batches(self, everyones: list[Seen]) -> dict[str, list[int]]:
+        """By replica the numbers of all micro-batches in which something was not finite."""
+        found: dict[str, set[int]] = {}
+        for rank, seen in enumerate(everyones):
+            replica = f"replica {self.groups.grid.at(rank).dp_rank}"
+            found.setdefault(replica, set()).update(seen.micro_batches)
+        return {replica: sorted(numbers) for replica, numbers in found.items() if numbers}
+
     def _facts(self, taken: Taken, node: str, rank: int, finding: Finding) -> dict[str, Any]:
-        grid = self.groups.grid.at(rank)
+        grid, number, samples = self.groups.grid.at(rank), finding.micro_batch, None
+        if number is not None:
+            samples = origins(
+                taken.order,
+                taken.first_sample,
+                micro_batch=number,
+                micro_batch_size=self.micro_batch_size,
+                dp_rank=grid.dp_rank,
+                dp=grid.dp_size,
+            )
         layer = _LAYER.match(finding.name)
-        facts = {
-            "rank": rank,
-            "node": node,
-            **{f"{axis}_rank": place for axis, place in grid.coordinates.items()},
-            "phase": finding.phase,
-            "micro_batch": finding.micro_batch,
-            "stage": finding.stage,
-            "layer": None if layer is None else int(layer[1]),
-            "name": finding.name or f"stage {finding.stage}",
-            "tensor": finding.tensor,
-            "values": None if finding.values is None else asdict(finding.values),
-            "text": _in_words(rank, finding),
-        }
-        if finding.micro_batch is None:
-            return facts
-        found = origins(
-            taken.order,
-            taken.first_sample,
-            micro_batch=finding.micro_batch,
-            micro_batch_size=self.micro_batch_size,
-            dp_rank=grid.dp_rank,
-            dp=grid.dp_size,
+        return finding_facts(
+            finding, grid, node, layer=None if layer is None else int(layer[1]), samples=samples
         )
-        return facts | {"samples": [_origin_facts(origin) for origin in found]}
-
-    def _story(self, findings: list[dict[str, Any]]) -> str:
-        first, others = findings[0], len(findings) - 1
-        story = f"{first['text']} (node {first['node']})"
-        if samples := first.get("samples"):
-            documents = "; ".join(sample["text"] for sample in samples)
-            story += f". Its micro-batch is {documents}"
-        if others:
-            story += f". {others} more micro-batches or weights are not finite"
-        return story
-
-    def _write(self, iteration: int, facts: Mapping[str, Any]) -> Path:
-        """Write what is known; an iteration that a rewind repeats keeps its earlier file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path, again = self.folder / f"iteration_{iteration}.json", 1
-        while path.exists():
-            path, again = self.folder / f"iteration_{iteration}_{again}.json", again + 1
-        path.write_text(json.dumps(_plain(facts), indent=1, allow_nan=False) + "\n")
-        return path
 
 
 def logical_modules(stage: nn.Module) -> dict[str, nn.Module]:
@@ -212,56 +189,13 @@ def _name(parameter: nn.Parameter) -> str:
     return ", ".join(placement_of(parameter).names) or "padding of a vocabulary"
 
 
-def _first_of_each_micro_batch(
-    found: list[tuple[int, Finding]], groups: ProcessGroups
-) -> list[tuple[int, Finding]]:
-    firsts: dict[tuple[int, int | None], tuple[int, Finding]] = {}
-    for rank, finding in found:
-        firsts.setdefault((groups.grid.at(rank).dp_rank, finding.micro_batch), (rank, finding))
-    return list(firsts.values())
-
-
-def _in_words(rank: int, finding: Finding) -> str:
-    where = {
-        "weight": "before the step",
-        "forward": f"in the forward of micro-batch {finding.micro_batch}",
-        "backward": f"in the backward of micro-batch {finding.micro_batch}",
-        "sum": "as the sum over micro-batches, each of which is finite",
-    }[finding.phase]
-    name = finding.name or "the stage"
-    values = "" if finding.values is None else f": {finding.values}"
-    return f"rank {rank} (stage {finding.stage}): {name}, {finding.tensor} {where}{values}"
-
-
-def _irreproducible(seen: Mapping[int, _Seen]) -> str:
-    losses = [f"rank {r}: loss {s.bad_losses[0]}" for r, s in seen.items() if s.bad_losses]
-    known = f" Not finite in the step itself: {'; '.join(losses)}." if losses else ""
-    return (
-        "run again, every value of every rank was finite: not reproducible, so perhaps a fault of "
-        "hardware or communication, or a sum over data-parallel ranks beyond the number format."
-        f"{known} Preflight tests of these nodes would tell more"
-    )
-
-
-def _origin_facts(origin: Origin) -> dict[str, Any]:
-    return {
-        "sample": origin.sample,
-        "source": origin.source,
-        "number": origin.number,
-        "documents": [
-            {"document": document, "first_token": offset, "tokens": length}
-            for document, offset, length in origin.pieces
-        ],
-        "text": ", ".join(line.strip() for line in origin.lines()),
-    }
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become text, as in metrics.jsonl."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+def _story(facts: Mapping[str, Any]) -> str:
+    """The first finding, where its data came from, and how much else is bad."""
+    first = facts["findings"][0]
+    story = f"{first['text']} (node {first['node']})"
+    if first["samples"]:
+        story += f". Its micro-batch is {'; '.join(sample['text'] for sample in first['samples'])}"
+    numbers = facts["micro_batches_not_finite"]
+    if (total := sum(map(len, numbers.values()))) > 1:
+        story += f". Not finite are {total} micro-batches of {len(numbers)} replicas"
+    return story

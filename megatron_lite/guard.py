@@ -88,7 +88,7 @@ class Guard:
             loss = mean_over_tokens(losses, tokens, self.groups)
         return Verdict(outcome, loss, self._nonfinite(taken, losses, loss))
 
-    def applied_without_a_loss(self, taken: Taken, loss: float) -> Fault | None:
+    def bad_loss_alone(self, taken: Taken, loss: float) -> Fault | None:
         """The fault of a step that was applied, where its loss, once read, turns out not finite.
 
         Its gradients were finite, so there is nothing to run again: weights have changed.
@@ -136,7 +136,7 @@ class Guard:
         if action == "skip" and self._incurable >= precision.max_consecutive_nonfinite_steps:
             action = "stop"
             story += ". Lower optimizer.lr, look at the data of these iterations, or train in bf16"
-        return self._fault("nonfinite", action, taken, story, str(report.file))
+        return self._fault("nonfinite", action, taken, story, report.file)
 
     def _fault(
         self,

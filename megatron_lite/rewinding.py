@@ -93,7 +93,7 @@ class Rewinder:
     def _target(self, saved: int | None) -> tuple[RunConfig, Path | None, int | None]:
         """Config to load by, folder, iteration."""
         step = self.loaded if saved is None else saved
-        changes: dict[str, Any] = {"ckpt_step": step, "fall_back_to_older": False}
+        changes: dict[str, Any] = {"ckpt_step": step}
         if saved is not None:
             # What this start wrote is its own: nothing of how it began applies.
             changes |= {"no_load_optim": False, "no_load_rng": False, "finetune": False}

@@ -52,7 +52,11 @@ def test_the_first_bad_value_is_named(config: Path, tmp_path: Path) -> None:
     everyones = on_ranks(4, run_cases, config, cases, tmp_path, watchdog=120)
     assert all(errors == everyones[0] for errors in everyones), "all ranks tell the same"
     errors, names = everyones[0], ("rank", "stage", "layer", "phase", "micro_batch", "name")
-    firsts = [written(tmp_path / str(number))["findings"][0] for number in range(4)]
+    told = [written(tmp_path / str(number)) for number in range(4)]
+    firsts = [one["findings"][0] for one in told]
+    assert [one["reproduced"] for one in told] == [True] * 4
+    assert told[0]["micro_batches_not_finite"] == {"replica 1": [1]}
+    assert told[2]["micro_batches_not_finite"] == {"replica 0": [0, 1, 2, 3]}
 
     assert facts(firsts[0], *names) == [3, 1, 1, "forward", 1, "layers.1.mlp.down"]
     assert facts(firsts[0], "tensor", "dp_rank", "pp_rank") == ["output", 1, 1]
@@ -112,12 +116,12 @@ def train_both(config: Path, overrides: list[str], folder: Path) -> list[Result]
     ]
 
 
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize(("zero", "offload"), [(2, "cpu"), (3, "none"), (3, "cpu")])
 def test_a_fault_that_does_not_come_again_is_told_and_the_run_goes_on(
-    zero: int, config: Path, tmp_path: Path
+    zero: int, offload: str, config: Path, tmp_path: Path
 ) -> None:
     """It goes on as if nobody had looked, dropout and all."""
-    overrides = [*layout(zero=zero), "model.hidden_dropout=0.1"]
+    overrides = [*layout(zero=zero, offload=offload), "model.hidden_dropout=0.1"]
     ((seen, blind),) = on_ranks(1, train_both, config, overrides, tmp_path)
     assert seen.applied == [True, False, True]
     assert seen.losses[2] == blind.losses[2] and seen.norms[2] == blind.norms[2]
@@ -127,6 +131,7 @@ def test_a_fault_that_does_not_come_again_is_told_and_the_run_goes_on(
     assert told["loss"] == "NaN" and told["not_finite"] == "loss"
     (row,) = rows(tmp_path, "nonfinite")
     assert row["action"] == "skip" and "not reproducible" in row["story"]
+    assert "Not finite in the step itself: rank 0 on " in row["story"]
     assert [row["nan_iterations"] for row in rows(tmp_path)] == [0, 1, 0]
 
 

@@ -46,6 +46,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
                 "report",
                 "resume",
                 "saving",
+                "findings",
                 "forensics",
                 "guard",
                 "rewinding",
