@@ -111,7 +111,8 @@ class Watch:
         self._modules, self._parameters = modules, parameters
         self._numbers = {id(batch): number for number, batch in enumerate(batches)}
         self._run_forward, self._run_backward = forward, backward
-        self._made_by: dict[int, tuple[int, int]] = {}
+        self._made_by: dict[Any, tuple[int, int]] = {}
+        """Stage and micro-batch of a forward, by its output's node in the graph."""
         self._handles: list[RemovableHandle] = []
         self._phase: Phase = "weight"
         self._stage, self._count = min(modules), 0
@@ -154,12 +155,12 @@ class Watch:
         if hidden is not None:
             self._look("", "input", hidden)
         output = self._run_forward(stage, batch, hidden)
-        self._made_by[id(output)] = (stage, self._numbers[id(batch)])
+        self._made_by[output.grad_fn] = (stage, self._numbers[id(batch)])
         return output
 
     def backward(self, output: Tensor, gradient: Tensor) -> None:
         """Run a backward and look at all of it."""
-        self._begin("backward", *self._made_by.pop(id(output)))
+        self._begin("backward", *self._made_by.pop(output.grad_fn))
         self._look("", "gradient of the output", gradient)
         self._run_backward(output, gradient)
 
