@@ -16,6 +16,7 @@ REQUIREMENTS = [
     "sentencepiece==0.2.3",
     "tokenizers==0.23.3",
     "tensorboard==2.21.0",
+    "pillow==13.0.0",  # pictures of schedules; tensorboard needs it too
     "pydantic==2.14.4",
     "jinja2==3.1.6",  # chat templates; torch needs it too
     "safetensors==0.8.0",

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
 
+from megatron_lite.build_model import (
+    Place,
+    Stages,
+    build_context,
+    build_engine,
+    build_executor,
+    build_plan,
+    build_stages,
+)
 from megatron_lite.config.batch import num_microbatches
-from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.boundaries import Boundaries
@@ -25,48 +31,26 @@ from megatron_lite.data.source import SampleSource
 from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
-from megatron_lite.engine.deepspeed_engine import ZeroEngine
 from megatron_lite.engine.interface import Engine
-from megatron_lite.engine.zero3_engine import Zero3Engine
+from megatron_lite.engine.param_groups import unique
 from megatron_lite.forensics import Forensics
 from megatron_lite.guard import Guard
-from megatron_lite.health.stopping import StopRequest
-from megatron_lite.layers.context import LayerContext, placement_of
+from megatron_lite.layers.context import placement_of
+from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.layers.kernels import describe_kernels
-from megatron_lite.models.gpt import GPTStage
+from megatron_lite.monitoring.stragglers import DeviceStopwatch, HostStopwatch, WorkClock
 from megatron_lite.monitoring.timers import StepTimer
-from megatron_lite.mpu.grid import Grid
-from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.random import RngStreams
 from megatron_lite.mpu.reductions import together
-from megatron_lite.pipeline.executor import PipelineExecutor
-from megatron_lite.pipeline.p2p import connect
-from megatron_lite.pipeline.partition import partition_layers
+from megatron_lite.pipeline.actions import Action
+from megatron_lite.pipeline.executor import Note
+from megatron_lite.pipeline.messages import Message
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
 from megatron_lite.resume import Start, restore
 from megatron_lite.rewinding import Rewinder
 from megatron_lite.saving import Saver
 from megatron_lite.trainer import Part, Trainer
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this process runs: its groups, device and the folder of the run."""
-
-    groups: ProcessGroups
-    device: torch.device
-    run_dir: Path
-    stop: StopRequest = field(default_factory=StopRequest)
-
-
-def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:
-    """The grid of a run; the data-parallel size is what the world leaves."""
-    tp = config.parallel.tensor_model_parallel_size
-    pp = config.parallel.pipeline_model_parallel_size
-    return Grid(tp_size=tp, dp_size=world_size // (tp * pp), pp_size=pp, rank=rank)
 
 
 def build_trainer(
@@ -82,9 +66,13 @@ def build_trainer(
         datasets = build_run_datasets(config, vocab_size=vocab_size)
     streams = RngStreams(place.device)
     streams.seed(config.training.seed, place.groups.grid)
-    stage = build_stage(config, place, streams=streams, vocab_size=vocab_size)
-    engine = build_engine(config, place, stage)
+    plan = build_plan(config, place.groups.data.size)
+    weight_gradients = WeightGradients() if plan.sample.split_backward else None
+    context = build_context(config, place, streams, weight_gradients)
+    stages = build_stages(config, context, plan, place.groups.grid, vocab_size=vocab_size)
+    engine = build_engine(config, place, stages, weight_gradients)
     started = perf_counter()
+    place.heartbeat.at("loading")
     resolved = resolved_dict(config)
     start = restore(
         config,
@@ -95,6 +83,7 @@ def build_trainer(
         streams=streams,
     )
     loading = perf_counter() - started
+    place.heartbeat.at("start-up", "the first micro-batches")
     order = TrainingOrder.of(datasets.train, start.progress, config.data.skip_samples)
     report = Reporter(
         config,
@@ -109,9 +98,10 @@ def build_trainer(
         rank=place.groups.grid.rank,
         device=place.device,
     )
-    report.say(describe_run(config, place, stage))
+    report.say(describe_run(config, place, stages))
     report.say(describe_kernels(place.device))
-    timer = StepTimer()
+    cuda = place.device.type == "cuda"
+    timer = StepTimer(work=WorkClock(DeviceStopwatch() if cuda else HostStopwatch()))
     for line in start.lines:
         report.say(line)
     if start.bytes:
@@ -122,7 +112,8 @@ def build_trainer(
         origins=origins or {},
         groups=place.groups,
         engine=engine,
-        executor=build_executor(config, place, engine),
+        executor=build_executor(config, place, engine, plan, note=_tell(place, timer.work)),
+        plan=plan,
         streams=streams,
         order=order,
         train_batches=training_data(config, place, order, tokenizer, start.progress),
@@ -152,6 +143,7 @@ def build_trainer(
         timer=timer,
         device=place.device,
         stop=place.stop,
+        heartbeat=place.heartbeat,
     )
 
 
@@ -163,8 +155,6 @@ def build_guard(config: RunConfig, place: Place, engine: Engine, streams: RngStr
         streams,
         folder=place.run_dir / "nonfinite",
         micro_batch_size=config.training.micro_batch_size,
-        dtype=DTYPES[config.precision.dtype],
-        device=place.device,
     )
     return Guard(config, place.groups, engine, forensics, place.device)
 
@@ -175,10 +165,11 @@ def _loaded_whole(config: RunConfig, start: Start) -> int | None:
     return start.progress.iteration if start.bytes and not alone else None
 
 
-def describe_run(config: RunConfig, place: Place, stage: GPTStage) -> str:
+def describe_run(config: RunConfig, place: Place, stages: Stages) -> str:
     """Layout, precision and size in a line for the start of a run."""
     grid, zero = place.groups.grid, config.deepspeed.zero_optimization
-    held = sum(prod(placement_of(p).shape) for p in stage.parameters())
+    parameters = unique(p for stage in stages.values() for p in stage.parameters())
+    held = sum(prod(placement_of(p).shape) for p in parameters)
     offload = zero.offload_optimizer.device
     return (
         f" tensor {grid.tp_size} x pipeline {grid.pp_size} x data {grid.dp_size} | "
@@ -208,85 +199,20 @@ def build_run_datasets(config: RunConfig, *, vocab_size: int) -> Datasets:
     )
 
 
-def build_stage(
-    config: RunConfig, place: Place, *, streams: RngStreams, vocab_size: int
-) -> GPTStage:
-    """This rank's part of the model, with its first weights."""
-    grid = place.groups.grid
-    layout = config.parallel.pipeline_model_parallel_layout
-    layers = partition_layers(config.model.num_layers, grid.pp_size, layout)[grid.pp_rank]
-    context = LayerContext(
-        group=place.groups.tensor,
-        device=place.device,
-        dtype=DTYPES[config.precision.dtype],
-        seed=config.training.seed,
-        sequence_parallel=config.parallel.sequence_parallel,
-        streams=streams,
-    )
-    stage = GPTStage(
-        config.model,
-        context,
-        layers=layers,
-        vocab_size=vocab_size,
-        first=grid.pp_rank == 0,
-        last=grid.pp_rank == grid.pp_size - 1,
-        training=config.training,
-    )
-    if config.training.compile:
-        for layer in stage.layers:
-            layer.compile()
-    return stage
+def _tell(place: Place, work: WorkClock) -> Note:
+    """What the executor does, for the rank's heartbeat and, in training, its own work."""
+    heartbeat, ranks = place.heartbeat, place.groups.pipeline.ranks
 
+    def note(action: Action | None, message: Message | None) -> None:
+        waits = message is not None or action is None
+        if heartbeat.phase == "forward-backward":
+            (work.pause if waits else work.begin)()
+        if message is None:
+            heartbeat.doing(action or "")
+        else:
+            heartbeat.doing(action, waits_for=ranks[message.src])
 
-def build_engine(config: RunConfig, place: Place, stage: GPTStage) -> Engine:
-    """The ZeRO engine of the configured stage around this rank's part of the model."""
-    groups, optimizer = place.groups, config.optimizer
-    common: dict[str, Any] = {
-        "deepspeed_config": deepspeed_config(config, groups.data.size),
-        "adam": {
-            "lr": optimizer.lr,
-            "betas": (optimizer.adam_beta1, optimizer.adam_beta2),
-            "eps": optimizer.adam_eps,
-        },
-        "weight_decay": optimizer.weight_decay,
-        "groups": groups,
-    }
-    if config.deepspeed.zero_optimization.stage == 3:
-        return Zero3Engine(stage, **common)
-    sixteen_bit = config.precision.dtype != "fp32"
-    return ZeroEngine(
-        {groups.pipeline.rank: stage},
-        accumulate_in_fp32=config.precision.accumulate_grads_in_fp32 and sixteen_bit,
-        shared=_tied_tables(config, stage, groups),
-        **common,
-    )
-
-
-def _tied_tables(
-    config: RunConfig, stage: GPTStage, groups: ProcessGroups
-) -> Sequence[nn.Parameter]:
-    """The table that a tied head on another stage shares with the embedding."""
-    if config.model.untie_embeddings_and_output_weights or groups.pipeline.size == 1:
-        return ()
-    if stage.first:
-        return (stage.embedding.word_embeddings.weight,)
-    if stage.last:
-        assert stage.head.table is not None
-        return (stage.head.table.weight,)
-    return ()
-
-
-def build_executor(config: RunConfig, place: Place, engine: Engine) -> PipelineExecutor:
-    """The executor of this rank, its channels open."""
-    if place.groups.pipeline.size > 1:
-        connect(place.groups, place.device)
-    return PipelineExecutor(
-        place.groups,
-        forward=engine.forward,
-        backward=engine.backward,
-        dtype=DTYPES[config.precision.dtype],
-        device=place.device,
-    )
+    return note
 
 
 def training_data(

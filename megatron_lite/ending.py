@@ -10,12 +10,13 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from threading import Thread
 from typing import NoReturn
 
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
-from megatron_lite.outcome import Outcome
+from megatron_lite.outcome import FINAL, Outcome
 
 FAILED, REFUSED = 1, 2
 BY_SIGNAL = 128
@@ -65,9 +66,29 @@ class Ending:
             what = f"rank {self._rank} failed:\n{traceback.format_exc()}"
             print(what, file=sys.stderr, flush=True)
         else:
-            status = self._outcome.read()
-            cause = f"rank {status.get('rank')}: {status.get('error')}"
-            print(f"rank {self._rank} stops because of {cause}", file=sys.stderr, flush=True)
+            self._tell_the_cause()
+        _leave(FAILED)
+
+    def hung(self, examine: Callable[[], tuple[int | None, str] | None]) -> None:
+        """Nothing has moved here for too long, and this thread is not the one that hangs.
+
+        `examine` tells which rank is the cause, if any, and the story; None where other ranks move,
+        so that there is no reason to end. Returns in this case alone.
+        """
+        if self._outcome.read().get("state") not in FINAL:
+            # Spread, so that a thousand ranks do not read each other's files at once.
+            time.sleep(min(5.0, 0.02 * self._rank))
+        if self._outcome.read().get("state") not in FINAL:
+            found = examine()
+            if found is None:
+                return
+            rank, said = found
+            self._outcome.end("failed", said, rank=rank)
+            print(f"rank {self._rank} ends the run: {said}", file=sys.stderr, flush=True)
+        else:
+            self._tell_the_cause()
+        if self.peers is not None:
+            self.peers.end_stopped()
         _leave(FAILED)
 
     def signalled(self, number: signal.Signals) -> None:
@@ -96,6 +117,11 @@ class Ending:
         """The launcher has died."""
         self._first("the launcher is gone")
         _leave(FAILED)
+
+    def _tell_the_cause(self) -> None:
+        status = self._outcome.read()
+        cause = f"rank {status.get('rank')}: {status.get('error')}"
+        print(f"rank {self._rank} stops because of {cause}", file=sys.stderr, flush=True)
 
     def _first(self, said: str) -> bool:
         """Leave word, of a rank that died without one if there is any; True if that is this one."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_lite.data.provenance import Origin
-from megatron_lite.health.nonfinite import Finding
 from megatron_lite.mpu.grid import Grid
+from megatron_lite.numerics.nonfinite import Finding
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,18 @@ from megatron_lite.data.provenance import origins
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine
 from megatron_lite.findings import Seen, finding_facts, irreproducible, write_facts
-from megatron_lite.health.nonfinite import Finding, Watch
 from megatron_lite.layers.context import placement_of
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.random import RngStreams
-from megatron_lite.pipeline.executor import PipelineExecutor
+from megatron_lite.numerics.nonfinite import Finding, Watch
+from megatron_lite.pipeline.executor import Compute
 
 _LAYER = re.compile(r"layers\.(\d+)")
 _TOLD = 4
 """Micro-batches of which a rank tells the first finding; of the others it tells the number."""
-Run = Callable[[list[MicroBatch], PipelineExecutor | None], tuple[list[Tensor], Tensor]]
-"""Runs micro-batches through the schedule, by the given executor or the usual one; returns the loss
-sums (on the last stage) and all replicas' tokens."""
+Run = Callable[[list[MicroBatch], Compute | None], tuple[list[Tensor], Tensor]]
+"""Runs micro-batches through the schedule, with the given work behind its actions or the usual one;
+returns the loss sums (on the last stage) and all replicas' tokens."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,6 @@ class Forensics:
     streams: RngStreams
     folder: Path
     micro_batch_size: int
-    dtype: torch.dtype
-    device: torch.device
 
     def investigate(self, taken: Taken, losses: list[Tensor], facts: Mapping[str, Any]) -> Report:
         """Run a step again that changed nothing and tell what in it was not finite first.
@@ -112,22 +110,14 @@ class Forensics:
             {stage: logical_modules(module) for stage, module in self.engine.modules().items()},
             [(_name(weights.parameter), weights.parameter) for weights in working],
             batches=taken.batches,
-            forward=self.engine.forward,
-            backward=self.engine.backward,
-        )
-        executor = PipelineExecutor(
-            self.groups,
-            forward=watch.forward,
-            backward=watch.backward,
-            dtype=self.dtype,
-            device=self.device,
+            compute=self.engine,
         )
         # Compiled layers would run without the hooks.
         with self.streams.replay(taken.random), watch, torch.compiler.set_stance("force_eager"):
             for weights in working:
                 watch.weight(_name(weights.parameter), weights.values)
             self.engine.begin_step(len(taken.batches), diagnose=True)
-            taken.run(taken.batches, executor)
+            taken.run(taken.batches, watch)
             self.engine.give_up_step()
         summed = self.engine.nonfinite_parameter()
         if summed is not None and not watch.found:

@@ -16,9 +16,9 @@ from torch import Tensor
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.forensics import Forensics, Taken
-from megatron_lite.health.spikes import spike_limit
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.reductions import any_rank, mean_over_tokens
+from megatron_lite.numerics.spikes import spike_limit
 from megatron_lite.progress import Progress
 
 

@@ -31,6 +31,14 @@ def launch_facts(env: Mapping[str, str]) -> dict[str, int]:
     return {}
 
 
+def which_start(env: Mapping[str, str]) -> tuple[str, int]:
+    """What all ranks of one start of a job, and of no other, have in common, as far as launchers
+    tell; and how many starts there were before it."""
+    count = env.get("TORCHELASTIC_RESTART_COUNT") or env.get("SLURM_RESTART_COUNT") or "0"
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    return "/".join([count, *(env.get(name, "") for name in names)]), int(count)
+
+
 def meeting_point(env: Mapping[str, str]) -> tuple[str, int] | None:
     """Host and port of rank 0; None where neither the user nor a launcher nor Slurm names them.
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_lite.engine.interface import Engine, Working
-from megatron_lite.health.replicas import Drift, content_hash, drift
 from megatron_lite.layers.context import placement_of
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.random import derive_seed
 from megatron_lite.mpu.reductions import largest
+from megatron_lite.numerics.replicas import Drift, content_hash, drift
 
 _TOLD = 5
 """Tensors that are named one by one."""

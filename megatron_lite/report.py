@@ -23,6 +23,7 @@ from megatron_lite.monitoring.console import (
     memory_line,
     outcome_line,
     sources_line,
+    straggler_line,
     summary_line,
     train_line,
 )
@@ -35,6 +36,7 @@ from megatron_lite.monitoring.metrics import (
     RewindMetrics,
     StepMetrics,
 )
+from megatron_lite.monitoring.stragglers import slowest
 from megatron_lite.monitoring.tensorboard import TensorBoardWriter
 from megatron_lite.monitoring.throughput import (
     model_flops_per_token,
@@ -44,7 +46,7 @@ from megatron_lite.monitoring.throughput import (
     tokens_per_second,
 )
 from megatron_lite.monitoring.timers import Lap, StepTimer
-from megatron_lite.mpu.reductions import largest
+from megatron_lite.mpu.reductions import largest, of_all_ranks
 from megatron_lite.progress import Progress
 from megatron_lite.resume import Start
 
@@ -97,6 +99,7 @@ class Reporter:
         self._losses: list[float] = []
         self._tokens, self._peak, self._waited = 0, 0, 0.0
         self._loss_scale = 1.0
+        self._told_slow: int | None = None
         self._metrics: MetricsWriter | None = None
         self._board: TensorBoardWriter | None = None
         if rank == 0:
@@ -141,6 +144,8 @@ class Reporter:
         )
         microseconds, _ = largest(round(1e6 * lap.waited), self._device)
         self._waited += microseconds / 1e6
+        worked = of_all_ranks(round(1e6 * lap.worked), self._device)
+        slow = slowest([each / 1e6 for each in worked], lap.seconds)
         row = StepMetrics(
             iteration=progress.iteration,
             consumed_samples=progress.consumed_samples,
@@ -157,6 +162,9 @@ class Reporter:
             skipped_iterations=progress.skipped - self._seen[0],
             nan_iterations=progress.nan - self._seen[1],
             source_samples=progress.source_samples,
+            slowest_rank=slow.rank,
+            slowest_rank_share=slow.share,
+            slowest_rank_ratio=slow.ratio,
         )
         self._seen = (progress.skipped, progress.nan)
         self._losses.append(loss)
@@ -167,6 +175,9 @@ class Reporter:
         self._echo(train_line(row, train_iters=self._total))
         if len(row.source_samples) > 1:
             self._echo(sources_line(row))
+        if slow.worth_telling and slow.rank != self._told_slow:  # once, not at every step
+            self._told_slow = slow.rank
+            self._echo(straggler_line(row))
         if not self._peak:  # once is enough: the summary has the peak of the whole run
             self._echo(
                 memory_line(

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_lite.build import Place, build_grid, build_trainer
+from megatron_lite.build import build_trainer
+from megatron_lite.build_model import Place, build_grid
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import LoadedConfig, resolved_dict
@@ -27,9 +28,12 @@ from megatron_lite.guard import TrainingStopped
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.watch import when_orphaned, when_signalled
+from megatron_lite.health.watchdog import GRACE
+from megatron_lite.life import Life, counted_groups, who_hangs
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
+from megatron_lite.pipeline.actions import ScheduleError
 from megatron_lite.rendezvous import meeting_point
 from megatron_lite.trainer import Trainer
 
@@ -58,9 +62,12 @@ def run(
     if launcher is not None:
         when_orphaned(launcher, ending.orphaned)
     try:
+        life = begin_life(loaded, run_dir, rank=rank)
         device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
         ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
-        return _train(loaded, run_dir, outcome, stop, rank=rank, device=device)
+        limit = 60 * loaded.config.parallel.distributed_timeout_minutes
+        life.watchdog.arm(limit, lambda: ending.hung(lambda: who_hangs(run_dir, limit)))
+        return _train(loaded, run_dir, outcome, stop, life, rank=rank, device=device)
     except Refused as error:
         ending.refused(error)
     except (TrainingStopped, CheckpointError) as error:
@@ -75,17 +82,22 @@ def _train(
     run_dir: Path,
     outcome: Outcome,
     stop: StopRequest,
+    life: Life,
     *,
     rank: int,
     device: torch.device,
 ) -> int:
-    if rank == 0:
-        describe(loaded, run_dir)
-    outcome.write("running")
-    grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
-    groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
     try:
-        place = Place(groups, device, run_dir, stop)
+        grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
+    except ScheduleError as error:
+        raise Refused(f"parallel.pipeline_schedule: {error}") from error
+    if rank == 0:
+        describe(loaded, run_dir, holders=len(grid.gradient_groups()[0]))
+    outcome.write("running")
+    groups = ProcessGroups.create(grid, timeout=_timeout(loaded) + timedelta(seconds=GRACE))
+    life.heartbeat.count(counted_groups(groups))
+    try:
+        place = Place(groups, device, run_dir, stop, life.heartbeat)
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
@@ -93,10 +105,20 @@ def _train(
     dist.barrier()
     reason = {} if trainer.left_because is None else {"reason": trainer.left_because}
     outcome.write(state, iteration=trainer.progress.iteration, **reason)
+    life.end(state)
     trainer.report.close()
     trainer.engine.close()
     dist.destroy_process_group()
     return {"done": 0, "requeue": 3}[state]
+
+
+def begin_life(loaded: LoadedConfig, run_dir: Path, *, rank: int) -> Life:
+    """This rank's heartbeat and watchdog; Refused where they can't write."""
+    grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
+    try:
+        return Life.begin(run_dir, grid, os.environ)
+    except OSError as error:
+        raise Refused(f"{run_dir}: heartbeats can't be written there: {error}") from error
 
 
 def _fit(trainer: Trainer) -> str:
@@ -131,7 +153,7 @@ def open_distributed(
         store=dist.PrefixStore("groups", store),
         rank=rank,
         world_size=loaded.world_size,
-        timeout=timeout,
+        timeout=timeout + timedelta(seconds=GRACE),
     )
     return device, dist.PrefixStore("peers", store)
 
@@ -161,11 +183,12 @@ def _timeout(loaded: LoadedConfig) -> timedelta:
     return timedelta(minutes=loaded.config.parallel.distributed_timeout_minutes)
 
 
-def describe(loaded: LoadedConfig, run_dir: Path) -> None:
-    """Leave in the run folder what would start the same run again."""
+def describe(loaded: LoadedConfig, run_dir: Path, *, holders: int) -> None:
+    """Leave in the run folder what would start the same run again; `holders` ranks hold the same
+    parameters."""
     run_dir.mkdir(parents=True, exist_ok=True)
     config = resolved_dict(loaded.config)
-    derived = deepspeed_config(loaded.config, loaded.data_parallel_size)
+    derived = deepspeed_config(loaded.config, holders)
     for name, value in (("config.json", config), ("ds_config.json", derived)):
         (run_dir / name).write_text(json.dumps(value, indent=2) + "\n")
     for line in loaded.warnings:

@@ -22,14 +22,15 @@ from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
 from megatron_lite.forensics import Taken
 from megatron_lite.guard import Fault, Guard, TrainingStopped
+from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.mappings import all_reduce
 from megatron_lite.mpu.random import RngStreams
 from megatron_lite.mpu.reductions import any_rank, mean_over_tokens
-from megatron_lite.pipeline.executor import PipelineExecutor, Program
-from megatron_lite.pipeline.schedules import build_schedule, forward_only
+from megatron_lite.pipeline.executor import Compute, PipelineExecutor, Program
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.progress import Progress
 from megatron_lite.replica_check import replica_faults
 from megatron_lite.report import Reporter
@@ -51,6 +52,7 @@ class Trainer:
     groups: ProcessGroups
     engine: Engine
     executor: PipelineExecutor
+    plan: SchedulePlan
     streams: RngStreams
     order: TrainingOrder
     """Which samples those batches are."""
@@ -65,6 +67,7 @@ class Trainer:
     timer: StepTimer
     device: torch.device
     stop: StopRequest
+    heartbeat: Heartbeat
     left_because: str | None = None
     """Why training ended before its end."""
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
@@ -116,17 +119,21 @@ class Trainer:
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
+        self.heartbeat.at("waiting for data", iteration=progress.iteration + 1)
         with self.timer.waiting():
             read = list(islice(self.train_batches, count))
         batches = [micro.to(self.device) for micro in read]
         taken = self._taken(batch, batches)
         self.engine.begin_step(count)
+        self.heartbeat.at("forward-backward")
         losses, tokens = taken.run(batches, None)
+        self.heartbeat.at("optimizer step")
         rate = self._rate(batch, progress.updates + 1, total)
         verdict = self.guard.step(taken, losses, tokens, lr=rate, progress=progress)
         outcome, loss, fault = verdict.outcome, verdict.loss, verdict.fault
         self._advance(batch, outcome)
         self.timer.step_done()
+        self.heartbeat.at("logging")
         logged = self._due(self.config.logging.log_interval) or progress.iteration == total
         if logged and loss is None:
             loss = mean_over_tokens(losses, tokens, self.groups)
@@ -149,7 +156,7 @@ class Trainer:
             random=self.streams.states(),
             loss_scale=self.engine.loss_scale,
             order=self.order,
-            run=partial(self._run, self.config.parallel.pipeline_schedule),
+            run=partial(self._run, "training"),
         )
 
     def _answer(self, fault: Fault) -> None:
@@ -159,6 +166,7 @@ class Trainer:
             raise TrainingStopped(str(fault))
         if fault.action != "rewind":
             return
+        self.heartbeat.at("loading")
         self.saver.finish()  # it may be what to go back to
         self.train_batches = iter(())  # ends the loader's workers
         back = self.rewinder.go_back(fault, self.progress, saved=self.saver.newest)
@@ -191,18 +199,21 @@ class Trainer:
         progress.source_samples = progress.source_samples | self.order.taken(progress.next_sample)
 
     def _run(
-        self, schedule: str, batches: list[MicroBatch], executor: PipelineExecutor | None = None
+        self,
+        purpose: Literal["training", "evaluation"],
+        batches: list[MicroBatch],
+        compute: Compute | None = None,
     ) -> tuple[list[Tensor], Tensor]:
-        """Run a schedule, by another executor where one is given; returns the loss sums (on the
-        last stage) and all replicas' tokens."""
-        executor = executor or self.executor
+        """Run a schedule, with other work behind its actions where that is given; returns the loss
+        sums (on the last stage) and all replicas' tokens."""
+        executor = self.executor if compute is None else self.executor.computing(compute)
         shape = self._hidden_shape(batches)
-        program = self._program(schedule, len(batches))
+        program = self._program(purpose, len(batches))
         tokens = self._count_tokens(batches)
         weight = None
         if not program.schedule.forward_only:
-            # DeepSpeed divides by the data-parallel size when it averages.
-            weight = self.engine.loss_scale * self.groups.data.size / tokens.clamp(min=1)
+            # DeepSpeed divides by the size of the group when it averages.
+            weight = self.engine.loss_scale * self.groups.gradient.size / tokens.clamp(min=1)
         losses = executor.run(program, batches, hidden_shape=shape, loss_gradient=weight)
         return losses, tokens
 
@@ -236,15 +247,11 @@ class Trainer:
             own += micro.loss_mask.sum()
         return all_reduce(own, self.groups.data)
 
-    def _program(self, name: str, count: int) -> Program:
-        if (name, count) not in self._programs:
-            stages, rank = self.groups.pipeline.size, self.groups.pipeline.rank
-            if name == "forward-only":
-                schedule = forward_only(stages, count)
-            else:
-                schedule = build_schedule(name, num_stages=stages, num_microbatches=count)
-            self._programs[name, count] = Program(schedule, rank)
-        return self._programs[name, count]
+    def _program(self, purpose: Literal["training", "evaluation"], count: int) -> Program:
+        if (purpose, count) not in self._programs:
+            tables = self.plan.training if purpose == "training" else self.plan.evaluation
+            self._programs[purpose, count] = Program(tables(count), self.groups.pipeline.rank)
+        return self._programs[purpose, count]
 
     def _rate(self, batch: int, update: int, total: int) -> float:
         optimizer = self.config.optimizer
@@ -273,18 +280,19 @@ class Trainer:
         None, with nothing reported, where the run is asked to leave meanwhile.
         """
         started = self.timer.totals["evaluation"]
+        self.heartbeat.at("evaluation", part)
         self.engine.train(False)
         total, tokens = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         with self.timer.apart("evaluation"):
             batches = self.evaluations[part]()
             # A few at a time: enough to fill the pipeline, few enough to hold in memory.
-            while some := [b.to(self.device) for b in islice(batches, 4 * self._stages)]:
-                losses, seen = self._run("forward-only", some)
+            few = 4 * self.groups.pipeline.size
+            while some := [b.to(self.device) for b in islice(batches, few)]:
+                losses, seen = self._run("evaluation", some)
                 total, tokens = sum(losses, start=total), tokens + seen
                 if self._must_leave():
                     break
-            last = self.groups.pipeline.rank == self._stages - 1
-            loss = mean_over_tokens([total] if last else [], tokens, self.groups)
+            loss = mean_over_tokens([total], tokens, self.groups)
         self.engine.train(True)
         if self.left_because is not None:
             return None
@@ -292,12 +300,9 @@ class Trainer:
         self.report.evaluation(part, self.progress, loss=loss, seconds=seconds)
         return loss
 
-    @property
-    def _stages(self) -> int:
-        return self.groups.pipeline.size
-
     def save(self) -> None:
         """Save the current step."""
+        self.heartbeat.at("save")
         self.saver.save(self.progress, self._snapshot)
 
     def _snapshot(self) -> Snapshot:

@@ -14,7 +14,7 @@ from megatron_lite.checkpoint.manifest import STATES
 from megatron_lite.mpu.grid import Grid
 
 Holders = tuple[int, int | None]
-"""Ranks that hold a copy between them: a stage, and there all tensor ranks (None) or one."""
+"""Ranks that hold a copy between them: at a pipeline rank, all tensor ranks (None) or one."""
 Copies = dict[Holders, Fingerprints]
 
 
@@ -25,7 +25,7 @@ def fingerprint_copies(fragments: Iterable[Fragment], grid: Grid) -> Copies:
         if fragment.placement.counted:
             continue
         for piece in fragment.pieces:
-            holders = (grid.pp_rank, grid.tp_rank if piece.cut is None else None)
+            holders = (grid.stage_holder, grid.tp_rank if piece.cut is None else None)
             for state in STATES:
                 values = fragment.view(state, piece).detach().cpu().numpy()
                 value = box_fingerprint(values, piece.box)

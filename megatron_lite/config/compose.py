@@ -16,6 +16,7 @@ from typing import Any
 from megatron_lite.config.errors import NO_VALUE, ConfigError, Problem
 from megatron_lite.config.fields import kind
 from megatron_lite.config.json_text import Document, join, parse
+from megatron_lite.pipeline.table_files import is_table_file
 
 CORPUS_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
 FILE_KEYS = ("tokenizer_model", "vocab_file", "merge_file")
@@ -158,7 +159,10 @@ def _strip_notes(value: Any, path: str, problems: list[Problem], origins: dict[s
 
 
 def _anchor(values: dict[str, Any], folder: Path) -> None:
-    """Make the paths of the section `data` absolute; they are relative to `folder`."""
+    """Make paths of corpora, tokenizers and tables absolute; they are relative to `folder`."""
+    parallel = values.get("parallel")
+    if isinstance(parallel, dict) and isinstance(name := parallel.get("pipeline_schedule"), str):
+        parallel["pipeline_schedule"] = _absolute(name, folder) if is_table_file(name) else name
     data = values.get("data")
     if not isinstance(data, dict):
         return

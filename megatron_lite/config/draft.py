@@ -109,6 +109,8 @@ def _explain(type_: str, message: str, context: dict[str, Any], value: Any) -> t
             return f"must be at most {_plain(context['le'])}", f"use {_plain(context['le'])}"
         case "literal_error":
             return _explain_choice(re.findall(r"'([^']*)'", context["expected"]), value)
+        case "schedule":
+            return message, _explain_choice(context["names"].split(", "), value)[1]
         case "bool_type":
             return f"must be true or false, not {kind(value)}", _unquoted(value)
         case "string_type":

@@ -9,18 +9,33 @@ from typing import cast
 
 from megatron_lite.config.draft import Absent, Draft
 from megatron_lite.config.errors import Problem
-from megatron_lite.config.rules import advice, checkpoint, engine, files, model, parallel, training
+from megatron_lite.config.rules import (
+    advice,
+    checkpoint,
+    engine,
+    files,
+    model,
+    parallel,
+    pipeline,
+    training,
+)
 from megatron_lite.config.schema import RunConfig
 
 RULES = (
     *model.RULES,
     *parallel.RULES,
+    *pipeline.RULES,
     *training.RULES,
     *engine.RULES,
     *files.RULES,
     *checkpoint.RULES,
 )
-WORLD_RULES = (*parallel.WORLD_RULES, *training.WORLD_RULES, *engine.WORLD_RULES)
+WORLD_RULES = (
+    *parallel.WORLD_RULES,
+    *pipeline.WORLD_RULES,
+    *training.WORLD_RULES,
+    *engine.WORLD_RULES,
+)
 
 
 def check(draft: Draft | RunConfig, world_size: int | None) -> list[Problem]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.graph import GradientEdge
 
 from megatron_lite.checkpoint.fragment import Fragment
 from megatron_lite.engine.adam_state import first_state, forget_powers, set_step, steps_done
@@ -26,6 +27,7 @@ from megatron_lite.engine.gradients import GradientAccumulator, first_nonfinite
 from megatron_lite.engine.interface import StepOutcome, Working
 from megatron_lite.engine.param_groups import param_groups, unique
 from megatron_lite.layers.context import placement_of
+from megatron_lite.layers.deferred import Deferred, WeightGradients
 from megatron_lite.mpu.groups import DeepSpeedMpu, ProcessGroups
 
 
@@ -59,7 +61,8 @@ class _HandOver(Function):
 class ZeroEngine:
     """One rank's stages with ZeRO stage 1 or 2; see engine.interface.Engine.
 
-    `shared` are the parameters of which the ranks of the embedding group hold copies.
+    `shared` are the parameters of which the ranks of the embedding group hold copies;
+    `weight_gradients` is what the stages' layers were given for backwards that are split.
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class ZeroEngine:
         groups: ProcessGroups,
         accumulate_in_fp32: bool,
         shared: Sequence[nn.Parameter] = (),
+        weight_gradients: WeightGradients | None = None,
     ) -> None:
+        self._weight_gradients = weight_gradients or WeightGradients()
         self._stages = dict(stages)
         self._parameters = unique(p for m in self._stages.values() for p in m.parameters())
         self._gradients = GradientAccumulator(
@@ -110,8 +115,17 @@ class ZeroEngine:
         output: Tensor = self._stages[stage](batch, hidden)
         return output
 
-    def backward(self, output: Tensor, gradient: Tensor) -> None:
+    def backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
         torch.autograd.backward(output, gradient)
+
+    def backward_input(self, output: Tensor | GradientEdge, gradient: Tensor) -> Sequence[Deferred]:
+        with self._weight_gradients.deferred() as waiting:
+            torch.autograd.backward(output, gradient)
+        return waiting
+
+    def backward_weight(self, waiting: Sequence[Deferred]) -> None:
+        for deferred in waiting:
+            self._gradients.add(deferred.weight, deferred.compute())
 
     def step(self, lr: float) -> StepOutcome:
         optimizer = self._engine.optimizer

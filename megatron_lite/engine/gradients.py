@@ -35,6 +35,7 @@ class GradientAccumulator:
     ) -> None:
         self.parameters = list(parameters)
         self.fp32 = fp32
+        self._index = {p: i for i, p in enumerate(self.parameters)}
         self._tensor_group = tensor_group
         self._partial = [i for i, p in enumerate(self.parameters) if has_partial_grad(p)]
         self._shared = [i for i, p in enumerate(self.parameters) if any(p is s for s in shared)]
@@ -53,18 +54,26 @@ class GradientAccumulator:
             parameter.grad = None
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
-        def add(parameter: Tensor) -> None:
-            if not self._buffering or parameter.grad is None:
-                return
-            if index in self._filled:
-                self._buffers[index].add_(parameter.grad)
-            else:
-                self._fill(index, parameter.grad)
-            parameter.grad = None
+        def take(parameter: Tensor) -> None:
+            if self._buffering and parameter.grad is not None:
+                self._to_buffer(index, parameter.grad)
+                parameter.grad = None
 
-        return add
+        return take
 
-    def _fill(self, index: int, grad: Tensor) -> None:
+    def add(self, parameter: nn.Parameter, grad: Tensor) -> None:
+        """Add what a micro-batch gives besides autograd: a gradient that was deferred."""
+        if self._buffering:
+            self._to_buffer(self._index[parameter], grad)
+        elif parameter.grad is None:
+            parameter.grad = grad
+        else:
+            parameter.grad.add_(grad)
+
+    def _to_buffer(self, index: int, grad: Tensor) -> None:
+        if index in self._filled:
+            self._buffers[index].add_(grad)
+            return
         if index not in self._buffers:
             self._buffers[index] = torch.empty_like(grad, dtype=torch.float32)
         self._buffers[index].copy_(grad)

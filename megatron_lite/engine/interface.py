@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from megatron_lite.checkpoint.fragment import Fragment
 
@@ -52,8 +53,15 @@ class Engine(Protocol):
     def forward(self, stage: int, batch: Any, hidden: Tensor | None) -> Tensor:
         """Run a stage of this rank, see GPTStage."""
 
-    def backward(self, output: Tensor, gradient: Tensor) -> None:
+    def backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
         """Backpropagate from the output of a forward; gradients add up until `step`."""
+
+    def backward_input(self, output: Tensor | GradientEdge, gradient: Tensor) -> Any:
+        """Backpropagate, but put the gradients of linear layers' weights off; returns what
+        `backward_weight` needs for them."""
+
+    def backward_weight(self, waiting: Any) -> None:
+        """Compute and add up the gradients that a `backward_input` put off."""
 
     def step(self, lr: float) -> StepOutcome:
         """Average over data-parallel ranks, clip, update, on all ranks or on none."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from megatron_lite.checkpoint.fragment import Fragment
@@ -41,7 +42,7 @@ class Zero3Engine:
         groups: ProcessGroups,
     ) -> None:
         self._model = model
-        self._data_rank = groups.data.rank
+        self._data_rank = groups.gradient.rank
         # Any: DeepSpeed gives parameters attributes that torch doesn't know.
         self._parameters = cast(list[Any], unique(model.parameters()))
         for parameter in self._parameters:
@@ -89,12 +90,19 @@ class Zero3Engine:
         output: Tensor = self._engine(batch, hidden)
         return output
 
-    def backward(self, output: Tensor, gradient: Tensor) -> None:
+    def backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
+        assert isinstance(output, Tensor), "the only stage's output is its loss"
         optimizer = self._engine.optimizer
         optimizer.clear_backward_seen_flag()
         # DeepSpeed multiplies the loss by the loss scale itself; the weight already has it.
         weighted = output * (gradient / optimizer.loss_scale)
         self._engine.backward(weighted, scale_wrt_gas=False)
+
+    def backward_input(self, output: Tensor | GradientEdge, gradient: Tensor) -> Any:
+        raise NotImplementedError("ZeRO-3 has one stage, and nothing to split a backward for")
+
+    def backward_weight(self, waiting: Any) -> None:
+        raise NotImplementedError("ZeRO-3 has one stage, and nothing to split a backward for")
 
     def step(self, lr: float) -> StepOutcome:
         optimizer = self._engine.optimizer

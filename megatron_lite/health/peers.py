@@ -7,10 +7,13 @@ hang in one and others are gone. Called by session.py.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
+
+from megatron_lite.health.processes import STOPPED, has_ended, state
 
 POLL_SECONDS = 0.1
 
@@ -50,18 +53,12 @@ class Peers:
         others = {rank: pid for rank, pid in self._here.items() if rank != self._rank}
         return [rank for rank, pid in others.items() if has_ended(pid)]
 
+    def end_stopped(self) -> None:
+        """End the ranks on this machine that SIGSTOP or a debugger holds: they heed no other."""
+        for rank, pid in self._here.items():
+            if rank != self._rank and state(pid) in STOPPED:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
     def _leaving(self) -> list[int]:
         return [r for r in range(self._world_size) if self._store.check([f"leaving/{r}"])]
-
-
-def has_ended(pid: int) -> bool:
-    """True for a process that is no more, and for one that only waits to be reaped."""
-    try:
-        os.kill(pid, 0)
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except ProcessLookupError:
-        return True
-    except OSError:  # no /proc, or a process of somebody else
-        return False
-    # The name in brackets may hold anything; the state follows it.
-    return status.rpartition(")")[2].split()[0] == "Z"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.mpu.groups import Group
 from megatron_lite.mpu.random import RngStreams, derive_seed
 from megatron_lite.sharding.placement import Box, Placement
@@ -38,6 +39,8 @@ class LayerContext:
     sequence_parallel: bool = False
     """Between the tensor-parallel regions each rank holds `t / size` of the tokens."""
     streams: RngStreams = field(default_factory=lambda: RngStreams(torch.device("cpu")))
+    weight_gradients: WeightGradients | None = None
+    """Given where backwards are split in two. None: every backward computes all gradients."""
 
     def parameter(
         self, placement: Placement, init: Init, *, partial_grad: bool = False

@@ -6,7 +6,7 @@ cut, the partial outputs are summed. `t` tokens, `k` input and `n` output featur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from megatron_lite.layers.context import Init, LayerContext
+from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.mpu.groups import Group
 from megatron_lite.mpu.mappings import (
     all_gather_first,
@@ -45,6 +46,7 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.group = context.group
         self.sequence_parallel = context.sequence_parallel
+        self.weight_gradients = context.weight_gradients
         cut = {"dim": 0, "rank": self.group.rank, "size": self.group.size}
         weights = [sharded(f"{m}.weight", (n, in_features), **cut) for m, n in outputs.items()]
         self.weight = context.parameter(stacked(*weights), init)
@@ -55,7 +57,12 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return column_parallel_linear(
-            x, self.weight, self.bias, group=self.group, sequence_parallel=self.sequence_parallel
+            x,
+            self.weight,
+            self.bias,
+            group=self.group,
+            sequence_parallel=self.sequence_parallel,
+            later=self.weight_gradients,
         )
 
 
@@ -78,6 +85,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.group = context.group
         self.sequence_parallel = context.sequence_parallel
+        self.weight_gradients = context.weight_gradients
         shape, rank = (out_features, in_features), self.group.rank
         cut = sharded(f"{name}.weight", shape, dim=1, rank=rank, size=self.group.size)
         self.weight = context.parameter(cut, init)
@@ -91,8 +99,8 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.group.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        y = F.linear(x, self.weight)
+            return _linear(x, self.weight, self.bias, self.weight_gradients)
+        y = _linear(x, self.weight, None, self.weight_gradients)
         if self.sequence_parallel:
             y = reduce_scatter_to_sequence_region(y, self.group)
         else:
@@ -101,15 +109,53 @@ class RowParallelLinear(nn.Module):
 
 
 def column_parallel_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, group: Group, sequence_parallel: bool
+    x: Tensor,
+    weight: nn.Parameter,
+    bias: Tensor | None,
+    *,
+    group: Group,
+    sequence_parallel: bool,
+    later: WeightGradients | None = None,
 ) -> Tensor:
     """x [t, k] · weightᵀ [k, n / size] with the input's gradient summed over the group.
 
     Under sequence parallelism x is [t / size, k]: it is gathered here, and again in the backward.
+    `later` takes the weight's gradient in a split backward.
     """
     if group.size == 1:
+        return _linear(x, weight, bias, later)
+    return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel, later)
+
+
+def _linear(
+    x: Tensor, weight: nn.Parameter, bias: Tensor | None, later: WeightGradients | None
+) -> Tensor:
+    """x [t, k] · weightᵀ [k, n] on this rank alone."""
+    if later is None:
         return F.linear(x, weight, bias)
-    return _ColumnLinear.apply(x, weight, bias, group, sequence_parallel)
+    return _SplitLinear.apply(x, weight, bias, later)
+
+
+class _SplitLinear(Function):
+    """A linear layer whose weight's gradient can wait."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: nn.Parameter,
+        bias: Tensor | None,
+        later: WeightGradients,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameter, ctx.later, ctx.has_bias = weight, later, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        grad_weight = _now_or(ctx.later, ctx.parameter, lambda: grad.t() @ x)
+        return grad @ weight, grad_weight, grad.sum(0) if ctx.has_bias else None, None
 
 
 class _ColumnLinear(Function):
@@ -119,28 +165,46 @@ class _ColumnLinear(Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: Tensor,
+        weight: nn.Parameter,
         bias: Tensor | None,
         group: Group,
         sequence_parallel: bool,
+        later: WeightGradients | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.group, ctx.sequence_parallel, ctx.has_bias = group, sequence_parallel, bias is not None
+        # What was saved may come back as a copy; a deferred gradient has to know whose it is.
+        ctx.parameter = None if later is None else weight
+        ctx.later, ctx.has_bias = later, bias is not None
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
         return F.linear(all_gather_first(x, group) if sequence_parallel else x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        group = ctx.group
-        grad_x = grad @ weight
-        if ctx.sequence_parallel:
-            whole = all_gather_first(x, group)
+        group, sequence_parallel = ctx.group, ctx.sequence_parallel
+        summed = grad_x = grad @ weight
+        if sequence_parallel:
             summed = torch.empty_like(x)
             work = reduce_scatter(summed, grad_x, group=group.handle, async_op=True)
         else:
-            whole, summed = x, grad_x
             work = dist.all_reduce(grad_x, group=group.handle, async_op=True)
-        grad_weight = grad.t() @ whole
+
+        def weight_gradient() -> Tensor:
+            return grad.t() @ (all_gather_first(x, group) if sequence_parallel else x)
+
+        grad_weight = _now_or(ctx.later, ctx.parameter, weight_gradient)
         grad_bias = grad.sum(0) if ctx.has_bias else None
         work.wait()
-        return summed, grad_weight, grad_bias, None, None
+        return summed, grad_weight, grad_bias, None, None, None
+
+
+def _now_or(
+    later: WeightGradients | None, weight: nn.Parameter, compute: Callable[[], Tensor]
+) -> Tensor | None:
+    """A weight's gradient, or None where a split backward computes it later."""
+    if later is None or not later.are_deferred:
+        return compute()
+    later.leave(weight, compute)
+    return None

@@ -44,7 +44,8 @@ class GPTStage(nn.Module):
     """Layers `layers` of a model; the `first` stage embeds tokens, the `last` computes the loss.
 
     `forward(batch, hidden)` returns hidden states [t, h] (t / size under sequence parallelism), or
-    on the last stage the sum of the unmasked tokens' losses, float32.
+    on the last stage the sum of the unmasked tokens' losses, float32. `embedding` is the table of a
+    first stage on the same rank, for a tied head.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class GPTStage(nn.Module):
         first: bool = True,
         last: bool = True,
         training: TrainingConfig | None = None,
+        embedding: VocabParallelEmbedding | None = None,
     ) -> None:
         super().__init__()
         self.first, self.last = first, last
@@ -71,15 +73,16 @@ class GPTStage(nn.Module):
         )
         if self.last:
             self.final_norm = block_norm(model, context, "final_norm")
+            table = self.embedding.word_embeddings if self.first else embedding
             self.head = OutputHead(
                 model,
                 context,
                 vocab_size=vocab_size,
-                embedded=self.first,
+                embedded=table is not None,
                 compiled=training is not None and training.compile,
             )
-            if self.first and not model.untie_embeddings_and_output_weights:
-                self.head.table = self.embedding.word_embeddings
+            if not model.untie_embeddings_and_output_weights and table is not None:
+                self.head.table = table
 
     def forward(self, batch: Batch, hidden: Tensor | None = None) -> Tensor:
         rows = batch.tokens.shape[0]
@@ -129,6 +132,7 @@ class OutputHead(nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.sequence_parallel = context.group, context.sequence_parallel
+        self.weight_gradients = context.weight_gradients
         self.vocab_size = vocab_size
         self.kernels = loss_kernels(compiled=compiled)
         self.tied = not model.untie_embeddings_and_output_weights
@@ -153,6 +157,7 @@ class OutputHead(nn.Module):
             None,
             group=self.group,
             sequence_parallel=self.sequence_parallel,
+            later=self.weight_gradients,
         )
 
     def forward(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:

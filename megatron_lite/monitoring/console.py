@@ -38,6 +38,17 @@ def sources_line(row: StepMetrics) -> str:
     return _line([f"samples of each source at iteration {row.iteration}", *counts])
 
 
+def straggler_line(row: StepMetrics) -> str:
+    """Which rank is clearly slower than the others (stragglers.CLEARLY)."""
+    parts = [
+        f"slowest rank at iteration {row.iteration}",
+        f"rank: {row.slowest_rank}",
+        f"its forward and backward took: {row.slowest_rank_ratio:.2f} x the others' median",
+        f"and of an iteration (%): {100 * row.slowest_rank_share:.0f}",
+    ]
+    return _line(parts)
+
+
 def evaluation_line(row: EvaluationMetrics) -> str:
     """The line of a validation or test; the perplexity's loss is capped (metrics.perplexity)."""
     name = {"valid": "validation", "test": "test"}[row.event]

@@ -28,6 +28,9 @@ class StepMetrics:
     step had no finite loss. `loss_scale` is 1.0 without fp16. `grad_norm` is that before clipping,
     None where it was not computed. The last two count iterations since the previous row.
     `source_samples` counts for each source of the training data the samples that it has given.
+    `slowest_rank` is the one whose own forward and backward work (stragglers.py) took most time:
+    `slowest_rank_share` of the time since the previous row (from 0 to 1), and `slowest_rank_ratio`
+    times what the median of the other ranks took.
     """
 
     iteration: int
@@ -45,6 +48,9 @@ class StepMetrics:
     skipped_iterations: int
     nan_iterations: int
     source_samples: dict[str, int] = field(default_factory=dict)
+    slowest_rank: int = 0
+    slowest_rank_share: float = 0.0
+    slowest_rank_ratio: float = 1.0
     event: Literal["train"] = "train"
 
 

@@ -82,6 +82,9 @@ class TensorBoardWriter:
             "skipped-iterations": row.skipped_iterations,
             "nan-iterations": row.nan_iterations,
             "mem-max-allocated-bytes": mem_max_allocated_bytes,
+            "slowest-rank": row.slowest_rank,
+            "slowest-rank-share": row.slowest_rank_share,
+            "slowest-rank-ratio": row.slowest_rank_ratio,
         }
         for tag, value in both_axes.items():
             self._add_on_both_axes(tag, value, row)

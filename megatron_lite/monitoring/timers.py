@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from megatron_lite.monitoring.stragglers import WorkClock
+
 Apart = Literal["save", "evaluation"]
 
 
@@ -23,6 +25,8 @@ class Lap:
     iterations: int
     waited: float = 0.0
     """Those of the seconds in which this process waited for data."""
+    worked: float = 0.0
+    """Those that went into its own forward and backward actions, see stragglers.py."""
 
     @property
     def seconds_per_iteration(self) -> float:
@@ -39,6 +43,7 @@ class StepTimer:
     """
 
     clock: Callable[[], float] = time.perf_counter
+    work: WorkClock = field(default_factory=WorkClock)
     totals: dict[str, float] = field(init=False)
     _lap_start: float = field(init=False)
     _apart_in_lap: float = field(init=False, default=0.0)
@@ -77,7 +82,7 @@ class StepTimer:
             raise ValueError("no iteration has ended since the previous lap")
         now = self.clock()
         seconds = now - self._lap_start - self._apart_in_lap
-        lap = Lap(seconds, self._iterations, self._waited_in_lap)
+        lap = Lap(seconds, self._iterations, self._waited_in_lap, self.work.lap())
         self.totals["train"] += lap.seconds
         self._lap_start, self._apart_in_lap, self._iterations = now, 0.0, 0
         self._waited_in_lap = 0.0

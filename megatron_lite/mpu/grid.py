@@ -5,8 +5,8 @@ Pure integers, no torch: a layout can be looked at on a laptop before any proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import product
 
 AXES = ("tp", "dp", "pp")
@@ -25,12 +25,19 @@ class Grid:
     dp_size: int = 1
     pp_size: int = 1
     rank: int = 0
+    bidirectional: bool = False
+    """Two pipelines run against each other: pipeline ranks r and pp_size - 1 - r hold the same
+    stages, r of the one and the mirrored one of the other."""
+    ends: tuple[int, int] = (0, -1)
+    """The pipeline ranks (-1: the last one) that hold the first and the last stage."""
 
     def __post_init__(self) -> None:
         if min(self.tp_size, self.dp_size, self.pp_size) < 1:
             raise ValueError(f"every axis needs at least one rank: {self}")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} lies outside a world of {self.world_size}")
+        if self.bidirectional and self.pp_size % 2:
+            raise ValueError(f"pipeline ranks in pairs, but {self.pp_size} of them: {self}")
 
     @property
     def world_size(self) -> int:
@@ -98,9 +105,37 @@ class Grid:
         seen = {tuple(self.at(rank).group(*axes)) for rank in range(self.world_size)}
         return [list(group) for group in sorted(seen)]
 
+    @property
+    def stage_holder(self) -> int:
+        """The first pipeline rank that holds the same stages as this one."""
+        mirrored = self.pp_size - 1 - self.pp_rank
+        return min(self.pp_rank, mirrored) if self.bidirectional else self.pp_rank
+
+    def gradient_groups(self) -> list[list[int]]:
+        """The ranks that hold the same parameters, over which ZeRO partitions: every such group.
+
+        >>> Grid(dp_size=2, pp_size=2, bidirectional=True).gradient_groups()
+        [[0, 1, 2, 3]]
+        """
+        return self._grouped(lambda place: (place.tp_rank, place.stage_holder))
+
+    def model_groups(self) -> list[list[int]]:
+        """The ranks that hold each parameter of a model once between them: every such group.
+
+        >>> Grid(pp_size=4, bidirectional=True).model_groups()
+        [[0, 1], [2, 3]]
+        """
+        return self._grouped(lambda place: (place.dp_rank, place.stage_holder != place.pp_rank))
+
+    def _grouped(self, key: Callable[[Grid], tuple[int, ...]]) -> list[list[int]]:
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            groups.setdefault(key(self.at(rank)), []).append(rank)
+        return sorted(groups.values())
+
     def at(self, rank: int) -> Grid:
         """The same grid seen from another rank."""
-        return Grid(self.tp_size, self.dp_size, self.pp_size, rank)
+        return replace(self, rank=rank)
 
     def describe(self, ranks: Iterable[int] | None = None) -> str:
         """A line a rank, for logs: `rank 5: tp 1, dp 0, pp 1`."""

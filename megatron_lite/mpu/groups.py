@@ -38,8 +38,11 @@ class ProcessGroups:
     tensor: Group
     data: Group
     pipeline: Group
+    gradient: Group
+    """Holders of the same parameters, over which ZeRO partitions and averages: the data group, and
+    with two pipelines against each other the mirrored rank's too."""
     model: Group
-    """Tensor × pipeline: all ranks of one replica of the model."""
+    """Holders of each parameter once between them: tensor × pipeline, or half of the pipeline."""
     embedding: Group
     """First and last stage of a pipeline: the holders of a tied embedding's two copies."""
     downstream: Group
@@ -52,16 +55,18 @@ class ProcessGroups:
     def create(cls, grid: Grid, *, timeout: timedelta | None = None) -> ProcessGroups:
         """Make all groups of `grid`, whose ranks are the ranks of the default process group."""
 
-        def along(*axes: str, only: Sequence[int] | None = None) -> Group:
-            return _create(grid, axes, timeout=timeout, picks=only)
+        def along(*axes: str) -> Group:
+            return _create(grid, grid.all_groups(*axes), timeout)
 
+        ends = [sorted({ranks[i] for i in grid.ends}) for ranks in grid.all_groups("pp")]
         return cls(
             grid=grid,
             tensor=along("tp"),
             data=along("dp"),
             pipeline=along("pp"),
-            model=along("tp", "pp"),
-            embedding=along("pp", only=(0, -1)),
+            gradient=_create(grid, grid.gradient_groups(), timeout),
+            model=_create(grid, grid.model_groups(), timeout),
+            embedding=_create(grid, ends, timeout),
             downstream=along("pp"),
             upstream=along("pp"),
         )
@@ -70,20 +75,14 @@ class ProcessGroups:
     def single(cls) -> ProcessGroups:
         """The groups of a lone process that never initialised torch.distributed."""
         one = Group()
-        return cls(Grid(), one, one, one, one, one, one, one)
+        return cls(Grid(), one, one, one, one, one, one, one, one)
 
 
-def _create(
-    grid: Grid,
-    axes: Sequence[str],
-    *,
-    timeout: timedelta | None,
-    picks: Sequence[int] | None = None,
-) -> Group:
-    """Make the groups along `axes` on every rank (of each group only the members `picks`)."""
+def _create(grid: Grid, lists: Sequence[Sequence[int]], timeout: timedelta | None) -> Group:
+    """Make the group of each list of ranks, the same lists on every rank; returns this rank's."""
     mine = Group((grid.rank,))
-    for members in grid.all_groups(*axes):
-        ranks = members if picks is None else sorted({members[i] for i in picks})
+    for members in lists:
+        ranks = list(members)
         # new_group is collective over the world: every rank calls it for every group.
         handle = dist.new_group(ranks, timeout=timeout) if len(ranks) > 1 else None
         if grid.rank in ranks:
@@ -100,7 +99,7 @@ class DeepSpeedMpu:
     """
 
     def __init__(self, groups: ProcessGroups) -> None:
-        self._data = _real(groups.data)
+        self._data = _real(groups.gradient)
         self._model = _real(groups.model)
 
     def get_data_parallel_group(self) -> dist.ProcessGroup | None:
@@ -108,11 +107,11 @@ class DeepSpeedMpu:
         return self._data.handle
 
     def get_data_parallel_world_size(self) -> int:
-        """Number of replicas."""
+        """Number of holders of the same parameters."""
         return self._data.size
 
     def get_data_parallel_rank(self) -> int:
-        """This rank's replica."""
+        """This rank among them."""
         return self._data.rank
 
     def get_data_parallel_group_ranks(self) -> list[int]:

@@ -7,21 +7,41 @@ travels. How a forward or backward is computed is the caller's business, and so 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Action, Schedule
 from megatron_lite.pipeline.messages import Message, consumer, incoming, needs, produces
 from megatron_lite.pipeline.p2p import Mailbox
 
-Forward = Callable[[int, Any, Tensor | None], Tensor]
-"""(stage, micro-batch, input or None) → output; the last stage's output is a 0-dim loss."""
-Backward = Callable[[Tensor, Tensor], None]
-"""(output of a forward, gradient of it): fills the gradients of parameters and of the input."""
+Root = Tensor | GradientEdge
+"""Where a backward starts: a loss, or the place in the graph of an output that is sent and gone."""
+
+
+class Compute(Protocol):
+    """What the actions of a rank's stages mean; engines offer it."""
+
+    def forward(self, stage: int, batch: Any, hidden: Tensor | None) -> Tensor:
+        """Run a stage on a micro-batch; the last stage returns a 0-dim loss."""
+
+    def backward(self, output: Root, gradient: Tensor) -> None:
+        """Fill the gradients of parameters and of the stage's input."""
+
+    def backward_input(self, output: Root, gradient: Tensor) -> Any:
+        """The first half of a split backward; returns what the second half needs."""
+
+    def backward_weight(self, waiting: Any) -> None:
+        """The second half: the gradients of weights."""
+
+
+Note = Callable[[Action | None, Message | None], None]
+"""Told of each turn: an action awaits a message, it begins (None), all are done (None, None)."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +65,17 @@ class Program:
 def _steps(schedule: Schedule, rank: int) -> list[Step]:
     actions = schedule.actions[rank]
     queues = {src: list(messages) for src, messages in incoming(schedule, rank).items()}
+    needed = [needs(schedule, action) for action in actions]
     steps = []
     for i, action in enumerate(actions):
-        # The receive for the following action is posted before this one computes, so that the
-        # message travels meanwhile; further ahead would only hold memory.
+        # The next receive after this action's own is posted before it computes, so that the message
+        # travels meanwhile; further ahead would only hold memory.
+        later = (message for message in needed[i + 1 :] if message is not None)
         posts: list[Message] = []
-        for ahead in actions[i : i + 2]:
-            message = needs(schedule, ahead)
+        for message in (needed[i], next(later, None)):
             while message is not None and message in queues[message.src]:
                 posts.append(queues[message.src].pop(0))
-        steps.append(
-            Step(action, tuple(posts), needs(schedule, action), produces(schedule, action))
-        )
+        steps.append(Step(action, tuple(posts), needed[i], produces(schedule, action)))
     return steps
 
 
@@ -66,15 +85,17 @@ class PipelineExecutor:
     def __init__(
         self,
         groups: ProcessGroups,
+        compute: Compute,
         *,
-        forward: Forward,
-        backward: Backward,
         dtype: torch.dtype,
         device: torch.device,
+        note: Note = lambda action, message: None,
     ) -> None:
-        self._groups = groups
-        self._forward, self._backward = forward, backward
+        self._groups, self._compute, self._note = groups, compute, note
         self._dtype, self._device = dtype, device
+        self._mailboxes: dict[tuple[int, ...], Mailbox] = {}
+        self.peak_activations = 0
+        """Of the last run: the most (stage, micro-batch) pairs between forward and backward."""
 
     def run(
         self,
@@ -91,67 +112,135 @@ class PipelineExecutor:
         with which each loss enters the backward (needed unless the table is forward only). Ranks
         without the last stage return [].
         """
-        run = _Run(self, program, micro_batches, loss_gradient)
-        run.mailbox = Mailbox(
-            self._groups, shape=hidden_shape, dtype=self._dtype, device=self._device
-        )
+        mailbox = self._mailbox(hidden_shape)
+        run = _Run(self, mailbox, program.schedule, micro_batches, loss_gradient)
         with torch.set_grad_enabled(not program.schedule.forward_only):
             for step in program.steps:
                 run.do(step)
-        run.mailbox.flush()
+        self._note(None, None)
+        mailbox.flush()
+        self.peak_activations = run.peak
         return run.losses
+
+    def computing(self, compute: Compute) -> PipelineExecutor:
+        """An executor with the same channels that gives its actions another meaning."""
+        other = copy(self)
+        other._compute = compute
+        return other
+
+    def _mailbox(self, shape: tuple[int, ...]) -> Mailbox:
+        """The mailbox for tensors of a shape, kept from run to run with its buffers."""
+        if shape not in self._mailboxes:
+            self._mailboxes[shape] = Mailbox(
+                self._groups, shape=shape, dtype=self._dtype, device=self._device
+            )
+        return self._mailboxes[shape]
+
+
+@dataclass(frozen=True)
+class _Alive:
+    """What a forward leaves for its backward."""
+
+    hidden: Tensor | None
+    received: bool
+    """Whether `hidden` lies in a buffer of the mailbox."""
+    root: Root
 
 
 class _Run:
     """What lives during one run: the values that wait for their action."""
 
-    mailbox: Mailbox
-
     def __init__(
         self,
         executor: PipelineExecutor,
-        program: Program,
+        mailbox: Mailbox,
+        schedule: Schedule,
         micro_batches: Sequence[Any],
         loss_gradient: Tensor | None,
     ) -> None:
-        self.executor, self.schedule = executor, program.schedule
+        self.compute, self.note = executor._compute, executor._note
+        self.mailbox, self.schedule = mailbox, schedule
         self.micro_batches, self.loss_gradient = micro_batches, loss_gradient
         self.handed_over: dict[Action, Tensor] = {}
-        self.alive: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+        self.alive: dict[tuple[int, int], _Alive] = {}
+        self.waiting: dict[tuple[int, int], tuple[Any, list[Tensor]]] = {}
+        """What second halves of backwards need, and the buffers in which that may lie."""
         self.losses: list[Tensor] = []
+        self.peak = 0
 
     def do(self, step: Step) -> None:
+        """Post what comes soon, wait for what this action takes, compute, pass the result on."""
         self.mailbox.expect(step.expect)
-        value: Tensor | None
-        if step.receive is not None:
-            value = self.mailbox.take(step.receive)
+        action, received = step.action, step.receive is not None
+        if step.receive is None:
+            value = self.handed_over.pop(action, None)
         else:
-            value = self.handed_over.pop(step.action, None)
-        work = self._run_forward if step.action.kind == "F" else self._run_backward
-        result = work(step.action, value)
+            self.note(action, step.receive)
+            value = self.mailbox.take(step.receive)
+        self.note(action, None)
+        result = None
+        if action.kind == "F":
+            result = self._forward(action, value, received=received)
+        elif action.kind == "B":
+            result = self._backward(action, value, received=received)
+        else:
+            self._backward_weight(action)
         if step.send is not None:
             assert result is not None
             self.mailbox.send(step.send, result)
-        elif (taker := consumer(self.schedule, step.action)) is not None:
+        elif (taker := consumer(self.schedule, action)) is not None:
             assert result is not None
             self.handed_over[taker] = result
 
-    def _run_forward(self, action: Action, hidden: Tensor | None) -> Tensor:
+    def _forward(self, action: Action, hidden: Tensor | None, *, received: bool) -> Tensor:
         training = not self.schedule.forward_only
         if hidden is not None and training:
             hidden.requires_grad_()
         batch = self.micro_batches[action.micro_batch]
-        output = self.executor._forward(action.stage, batch, hidden)
+        output = self.compute.forward(action.stage, batch, hidden)
+        is_loss = action.stage == self.schedule.num_stages - 1
         if training:
-            self.alive[action.stage, action.micro_batch] = (hidden, output)
-        if action.stage == self.schedule.num_stages - 1:
+            # Of an output that is sent only its place in the graph stays: its memory goes when it
+            # has left.
+            root = output if is_loss else get_gradient_edge(output)
+            self.alive[action.stage, action.micro_batch] = _Alive(hidden, received, root)
+            self.peak = max(self.peak, len(self.alive))
+        elif received and hidden is not None and not _same(hidden, output):
+            self.mailbox.release([hidden])
+        if is_loss:
             self.losses.append(output.detach())
         return output.detach()
 
-    def _run_backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
-        hidden, output = self.alive.pop((action.stage, action.micro_batch))
-        if gradient is None:
-            gradient = self.loss_gradient
-        assert gradient is not None, "a table with backward actions needs a loss gradient"
-        self.executor._backward(output, gradient)
-        return None if hidden is None else hidden.grad
+    def _backward(
+        self, action: Action, gradient: Tensor | None, *, received: bool
+    ) -> Tensor | None:
+        key = (action.stage, action.micro_batch)
+        alive = self.alive.pop(key)
+        weight = self.loss_gradient if gradient is None else gradient
+        assert weight is not None, "a table with backward actions needs a loss gradient"
+        waiting = None
+        if self.schedule.split_backward:
+            waiting = self.compute.backward_input(alive.root, weight)
+        else:
+            self.compute.backward(alive.root, weight)
+        result = None if alive.hidden is None else alive.hidden.grad
+        taken = [weight] if received else []
+        if alive.received and alive.hidden is not None:
+            taken.append(alive.hidden)
+        # A stage that passes a gradient on as it is leaves its result in the buffer.
+        buffers = [buffer for buffer in taken if result is None or not _same(buffer, result)]
+        if self.schedule.split_backward:
+            self.waiting[key] = waiting, buffers
+        else:
+            self.mailbox.release(buffers)
+        return result
+
+    def _backward_weight(self, action: Action) -> None:
+        waiting, buffers = self.waiting.pop((action.stage, action.micro_batch))
+        self.compute.backward_weight(waiting)
+        self.mailbox.release(buffers)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie in the same memory."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -38,11 +38,11 @@ class Message:
 def supplier(schedule: Schedule, action: Action) -> Action | None:
     """The action on a neighbouring stage whose result `action` takes in, on whatever rank.
 
-    None for the first stage's forward (it reads the data) and the last stage's backward (it starts
-    from the loss).
+    None for the first stage's forward (it reads the data), the last stage's backward (it starts
+    from the loss) and for W, which only continues its own stage's B.
     """
     stage = action.stage - 1 if action.kind == "F" else action.stage + 1
-    if not 0 <= stage < schedule.num_stages:
+    if action.kind == "W" or not 0 <= stage < schedule.num_stages:
         return None
     return Action(action.kind, stage, action.micro_batch)
 
@@ -50,10 +50,10 @@ def supplier(schedule: Schedule, action: Action) -> Action | None:
 def consumer(schedule: Schedule, action: Action) -> Action | None:
     """The action on a neighbouring stage that takes in the result of `action`, on whatever rank.
 
-    None for the last stage's forward (it ends in the loss) and the first stage's backward.
+    None for the last stage's forward (it ends in the loss), the first stage's backward, and W.
     """
     stage = action.stage + 1 if action.kind == "F" else action.stage - 1
-    if not 0 <= stage < schedule.num_stages:
+    if action.kind == "W" or not 0 <= stage < schedule.num_stages:
         return None
     return Action(action.kind, stage, action.micro_batch)
 
@@ -94,7 +94,8 @@ def _message(schedule: Schedule, taker: Action) -> Message | None:
     """The message that feeds `taker`, which must have a supplier; None on one and the same rank."""
     giver = supplier(schedule, taker)
     assert giver is not None
-    src, dst = schedule.stage_rank[giver.stage], schedule.stage_rank[taker.stage]
+    src = schedule.rank_of(giver.stage, giver.micro_batch)
+    dst = schedule.rank_of(taker.stage, taker.micro_batch)
     if src == dst:
         return None
     kind: MessageKind = "activation" if taker.kind == "F" else "gradient"

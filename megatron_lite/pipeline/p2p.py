@@ -1,4 +1,4 @@
-"""Mailbox: the messages of one run of a schedule, sent and received without blocking.
+"""Mailbox: the messages of a rank's runs of schedules, sent and received without blocking.
 
 Receives are posted in each sender's order, so any order of use is safe; a rank waits only for the
 message that its next action needs. Used by the executor, knows no schedule.
@@ -31,21 +31,30 @@ class Mailbox:
         self._empty = {"size": shape, "dtype": dtype, "device": device}
         self._expected: dict[Message, tuple[dist.Work, Tensor]] = {}
         self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._free: list[Tensor] = []
+        """Buffers of earlier messages, for coming ones."""
 
     def expect(self, messages: Iterable[Message]) -> None:
         """Post the receives of `messages`, which are the next ones that their senders send."""
         for message in messages:
-            tensor = torch.empty(**self._empty)  # type: ignore[call-overload]
+            tensor = self._free.pop() if self._free else self._buffer()
             group = _channel(self._groups, message)
             work = dist.irecv(tensor, src=group.ranks[message.src], group=group.handle)
             assert work is not None
             self._expected[message] = (work, tensor)
 
     def take(self, message: Message) -> Tensor:
-        """Wait for a message that was expected; the caller owns the tensor."""
+        """Wait for a message that was expected; the tensor is the caller's until `release`."""
         work, tensor = self._expected.pop(message)
         work.wait()
         return tensor
+
+    def release(self, tensors: Iterable[Tensor]) -> None:
+        """Give back what was taken, when nothing reads it any more."""
+        self._free += [tensor.detach() for tensor in tensors]
+
+    def _buffer(self) -> Tensor:
+        return torch.empty(**self._empty)  # type: ignore[call-overload]
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Start sending; the tensor must not change until `flush`."""
@@ -63,23 +72,20 @@ class Mailbox:
         self._sent.clear()
 
 
-def connect(groups: ProcessGroups, device: torch.device) -> None:
-    """Open every channel between pipeline neighbours once, in one order on all ranks.
+def connect(groups: ProcessGroups, device: torch.device, pairs: Iterable[tuple[int, int]]) -> None:
+    """Open the channels between `pairs` of pipeline ranks (src, dst) once, in one order on all.
 
     NCCL opens a channel at its first message and blocks until both sides are there; opened in the
     middle of a schedule, two ranks could wait for each other.
     """
-    rank, last = groups.pipeline.rank, groups.pipeline.size - 1
+    rank = groups.pipeline.rank
     token = torch.zeros(1, device=device)
-    for low in range(last):
-        for group, src, dst in (
-            (groups.downstream, low, low + 1),
-            (groups.upstream, low + 1, low),
-        ):
-            if rank == src:
-                dist.send(token, dst=group.ranks[dst], group=group.handle)
-            elif rank == dst:
-                dist.recv(token, src=group.ranks[src], group=group.handle)
+    for src, dst in sorted(pairs):
+        group = groups.downstream if src < dst else groups.upstream
+        if rank == src:
+            dist.send(token, dst=group.ranks[dst], group=group.handle)
+        elif rank == dst:
+            dist.recv(token, src=group.ranks[src], group=group.handle)
 
 
 def _channel(groups: ProcessGroups, message: Message) -> Group:

@@ -1,97 +1,178 @@
-"""Generators of schedules: each function returns the complete table of one training step.
+"""The schedules by name, and evaluation's. The generators are in a file for each family.
 
 They state only the order of work on each rank; messages.py derives what is sent, verify.py checks
-the table. Every generator holds for any number of micro-batches, also fewer than stages.
+the table. A table depends on sizes and relative times alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
+from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
+from megatron_lite.pipeline.chimera import chimera
+from megatron_lite.pipeline.classic import gpipe, interleaved, one_f_one_b
+from megatron_lite.pipeline.simulate import Times
+from megatron_lite.pipeline.table_files import is_table_file, read_table
+from megatron_lite.pipeline.zero_bubble import dualpipev, zb_h1, zbv
+
+Durations = Mapping[Kind, float]
 
 
-def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
-    """All forwards, then all backwards (GPipe, arXiv:1811.06965); stage i is on rank i.
+@dataclass(frozen=True)
+class Family:
+    """A named schedule: how its table is made, and what sizes it is for.
 
-    Keeps the activations of every micro-batch. Backwards run in the order of the micro-batches,
-    as in 1F1B, so both schedules add gradients up in the same order and get the same bits.
+    `make` takes ranks, micro-batches, stages a rank and the times of the table's actions.
+    `chunks` is the number of stages a rank, None where the user chooses it; `group` the number of
+    micro-batches, for a number of ranks, of which there must be a multiple.
     """
-    _check_sizes(num_stages, num_microbatches)
-    rows = []
-    for stage in range(num_stages):
-        forwards = [Action("F", stage, i) for i in range(num_microbatches)]
-        backwards = [Action("B", stage, i) for i in range(num_microbatches)]
-        rows.append((*forwards, *backwards))
-    return _one_stage_a_rank("gpipe", rows, num_microbatches)
+
+    make: Callable[[int, int, int, Durations], Schedule]
+    chunks: int | None = 1
+    split_backward: bool = False
+    even_ranks: bool = False
+    group: Callable[[int], int] = lambda num_ranks: 1
 
 
-def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
-    """One forward, one backward in turn (PipeDream-Flush, arXiv:2104.04473); stage i is on rank i.
-
-    Stage i starts with as many forwards as there are stages behind it, or all if there are fewer,
-    and so keeps at most min(num_stages - i, num_microbatches) micro-batches alive.
-    """
-    _check_sizes(num_stages, num_microbatches)
-    rows = []
-    for stage in range(num_stages):
-        warm_up = min(num_stages - 1 - stage, num_microbatches)
-        row = [Action("F", stage, i) for i in range(warm_up)]
-        for i in range(num_microbatches - warm_up):
-            row += [Action("F", stage, warm_up + i), Action("B", stage, i)]
-        row += [Action("B", stage, i) for i in range(num_microbatches - warm_up, num_microbatches)]
-        rows.append(tuple(row))
-    return _one_stage_a_rank("1f1b", rows, num_microbatches)
-
-
-def forward_only(num_stages: int, num_microbatches: int) -> Schedule:
-    """Forwards in micro-batch order, no backward (evaluation); stage i is on rank i."""
-    _check_sizes(num_stages, num_microbatches)
-    rows = [
-        tuple(Action("F", stage, i) for i in range(num_microbatches)) for stage in range(num_stages)
-    ]
-    return _one_stage_a_rank("forward-only", rows, num_microbatches, forward_only=True)
-
-
-SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = MappingProxyType(
-    {"gpipe": gpipe, "1f1b": one_f_one_b}
+SCHEDULES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gpipe": Family(lambda p, m, v, times: gpipe(p, m)),
+        "1f1b": Family(lambda p, m, v, times: one_f_one_b(p, m)),
+        "interleaved": Family(
+            lambda p, m, v, times: interleaved(p, m, chunks=v),
+            chunks=None,
+            group=lambda num_ranks: num_ranks,
+        ),
+        "chimera": Family(
+            lambda p, m, v, times: chimera(p, m, durations=times),
+            even_ranks=True,
+            group=lambda num_ranks: 2,
+        ),
+        "zb-h1": Family(lambda p, m, v, times: zb_h1(p, m), split_backward=True),
+        "zbv": Family(
+            lambda p, m, v, times: zbv(p, m, durations=times), chunks=2, split_backward=True
+        ),
+        "dualpipev": Family(lambda p, m, v, times: dualpipev(p, m), chunks=2, split_backward=True),
+    }
 )
 
 
-def build_schedule(name: str, *, num_stages: int, num_microbatches: int) -> Schedule:
-    """The training schedule that `parallel.pipeline_schedule` calls `name`.
+def forward_only(placement: Sequence[int], num_microbatches: int) -> Schedule:
+    """Forwards without backwards (evaluation), stage s on rank placement[s].
 
-    Raises ScheduleError for an unknown name and for sizes below 1.
+    As many micro-batches as there are ranks pass through a rank's first stage, then through its
+    second one, and so on: any placement is without deadlock, since all ranks work in one order of
+    (group of micro-batches, stage, micro-batch).
+    """
+    if not placement or num_microbatches < 1:
+        raise ScheduleError(
+            "a schedule needs at least one stage and one micro-batch,"
+            f" got {len(placement)} stages and {num_microbatches} micro-batches"
+        )
+    ranks = max(placement) + 1
+    rows: list[list[Action]] = [[] for _ in range(ranks)]
+    for first in range(0, num_microbatches, ranks):
+        for stage, rank in enumerate(placement):
+            last = min(first + ranks, num_microbatches)
+            rows[rank] += [Action("F", stage, i) for i in range(first, last)]
+    return Schedule.one_way(
+        "forward-only",
+        placement=placement,
+        num_microbatches=num_microbatches,
+        actions=rows,
+        forward_only=True,
+    )
+
+
+def chunks_a_rank(name: str, virtual: int | None = None) -> int:
+    """Stages that a rank holds in each direction under the schedule `name`.
+
+    `virtual` is the user's wish, None for what the schedule asks for. Raises ScheduleError for an
+    unknown name, and where the two differ or the user must choose.
     """
     if name not in SCHEDULES:
         known = ", ".join(SCHEDULES)
         raise ScheduleError(f"unknown pipeline schedule {name!r}; known are: {known}")
-    return SCHEDULES[name](num_stages, num_microbatches)
+    chunks = SCHEDULES[name].chunks
+    if chunks is None:
+        if virtual is None:
+            raise ScheduleError(f"schedule {name!r} needs to be told how many stages a rank holds")
+        return virtual
+    if virtual not in (None, chunks):
+        raise ScheduleError(f"schedule {name!r} has {chunks} stages a rank, not {virtual}")
+    return chunks
 
 
-def _one_stage_a_rank(
+def build_schedule(
     name: str,
-    rows: list[tuple[Action, ...]],
-    num_microbatches: int,
     *,
-    forward_only: bool = False,
+    num_microbatches: int,
+    num_stages: int | None = None,
+    num_ranks: int | None = None,
+    virtual: int | None = None,
+    times: Times | None = None,
 ) -> Schedule:
-    """The schedule whose rank i holds stage i alone and runs rows[i]."""
-    return Schedule(
-        name=name,
-        num_stages=len(rows),
-        num_ranks=len(rows),
-        num_microbatches=num_microbatches,
-        stage_rank=tuple(range(len(rows))),
-        actions=tuple(rows),
-        forward_only=forward_only,
-    )
+    """The training schedule that `parallel.pipeline_schedule` calls `name`: a name or a file.
 
-
-def _check_sizes(num_stages: int, num_microbatches: int) -> None:
-    if num_stages < 1 or num_microbatches < 1:
+    Give `num_stages` (parts of the model), `num_ranks` or both; `virtual` is the number of stages a
+    rank, by default what the schedule asks for. `times` are those that chimera and zbv arrange
+    their actions by, by default a backward of two forwards. Raises ScheduleError for an unknown
+    name and for sizes that the schedule is not for.
+    """
+    if is_table_file(name):
+        table = read_table(name)
+        _check_table(
+            table,
+            num_stages=num_stages,
+            num_ranks=num_ranks,
+            virtual=virtual,
+            num_microbatches=num_microbatches,
+        )
+        return table
+    ranks, chunks = _sizes(name, num_stages, num_ranks, virtual)
+    if min(ranks, chunks, num_microbatches) < 1:
         raise ScheduleError(
             "a schedule needs at least one stage and one micro-batch,"
-            f" got {num_stages} stages and {num_microbatches} micro-batches"
+            f" got {ranks * chunks} stages and {num_microbatches} micro-batches"
         )
+    family = SCHEDULES[name]
+    durations = (times or Times()).durations(split_backward=family.split_backward)
+    return family.make(ranks, num_microbatches, chunks, durations)
+
+
+def _sizes(
+    name: str, num_stages: int | None, num_ranks: int | None, virtual: int | None
+) -> tuple[int, int]:
+    """Ranks and stages a rank, from what is given."""
+    if num_stages is not None and num_ranks and virtual is None:
+        virtual = num_stages // num_ranks
+    chunks = chunks_a_rank(name, virtual)
+    ranks = num_ranks if num_ranks is not None else (num_stages or 0) // chunks
+    if num_stages not in (None, ranks * chunks):
+        raise ScheduleError(
+            f"schedule {name!r} has {chunks} stages a rank, got {num_stages} stages"
+            + ("" if num_ranks is None else f" for {num_ranks} ranks")
+        )
+    return ranks, chunks
+
+
+def _check_table(
+    table: Schedule,
+    *,
+    num_stages: int | None,
+    num_ranks: int | None,
+    virtual: int | None,
+    num_microbatches: int,
+) -> None:
+    """A table from a file is for one number of ranks and micro-batches."""
+    asked = (
+        ("ranks", table.num_ranks, num_ranks),
+        ("micro-batches", table.num_microbatches, num_microbatches),
+        ("stages", table.num_stages, num_stages),
+        ("stages", table.num_stages, virtual and table.num_ranks * virtual),
+    )
+    for what, found, wanted in asked:
+        if wanted not in (None, found):
+            raise ScheduleError(f"{table.name}: is for {found} {what}, but the run has {wanted}")

@@ -15,6 +15,34 @@ from megatron_lite.pipeline.verify import execution_order
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """How long a micro-batch takes on a rank's share of the model, in any unit.
+
+    `backward` is the whole backward, `weight` the part of it that a split backward can leave for
+    later.
+    """
+
+    forward: float = 1.0
+    backward: float = 2.0
+    weight: float = 1.0
+
+    def durations(self, *, split_backward: bool, chunks: float = 1) -> dict[Kind, float]:
+        """The time of each kind of action where the share is `chunks` equal stages."""
+        if not split_backward:
+            return {"F": self.forward / chunks, "B": self.backward / chunks}
+        if not self.weight < self.backward:
+            raise ValueError(
+                f"the weight part of the backward must be below the whole of {self.backward},"
+                f" got {self.weight}"
+            )
+        return {
+            "F": self.forward / chunks,
+            "B": (self.backward - self.weight) / chunks,
+            "W": self.weight / chunks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class TimedAction:
     """An action with its start and end, in the time unit of the given durations."""
 

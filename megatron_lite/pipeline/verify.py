@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
+from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
 from megatron_lite.pipeline.messages import needs, produces, supplier
 
 
@@ -19,10 +19,13 @@ class Report:
     """What verify found out about a legal schedule.
 
     `peak_activations[rank]` is the largest number of (stage, micro-batch) pairs whose forward has
-    run and whose backward has not; 0 in a forward-only schedule, which keeps nothing for later.
+    run and whose backward (B) has not. `peak_until_weights[rank]` counts them until their last
+    action instead: with a split backward, inputs of the layers and gradients of their outputs stay
+    until W. Both are 0 in a forward-only schedule, which keeps nothing for later.
     """
 
     peak_activations: tuple[int, ...]
+    peak_until_weights: tuple[int, ...]
 
 
 def verify(schedule: Schedule) -> Report:
@@ -35,7 +38,13 @@ def verify(schedule: Schedule) -> Report:
     _check_local_order(schedule)
     for _ in execution_order(schedule):
         pass
-    return Report(tuple(_peak_activations(schedule, rank) for rank in range(schedule.num_ranks)))
+    ranks = range(schedule.num_ranks)
+    return Report(
+        peak_activations=tuple(_peak_kept(schedule, rank, until="B") for rank in ranks),
+        peak_until_weights=tuple(
+            _peak_kept(schedule, rank, until=schedule.kinds[-1]) for rank in ranks
+        ),
+    )
 
 
 def execution_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
@@ -85,15 +94,29 @@ def _check_shape(schedule: Schedule) -> None:
             f"schedule {schedule.name!r}: {len(schedule.actions)} lists of actions"
             f" for {schedule.num_ranks} ranks"
         )
-    if len(schedule.stage_rank) != schedule.num_stages:
+    if len(schedule.directions) != schedule.num_microbatches:
         raise ScheduleError(
-            f"schedule {schedule.name!r}: stage_rank names {len(schedule.stage_rank)} stages"
-            f" of {schedule.num_stages}"
+            f"schedule {schedule.name!r}: {len(schedule.directions)} directions"
+            f" for {schedule.num_microbatches} micro-batches"
         )
-    for stage, rank in enumerate(schedule.stage_rank):
+    for micro_batch, direction in enumerate(schedule.directions):
+        if not 0 <= direction < len(schedule.placements):
+            raise ScheduleError(
+                f"schedule {schedule.name!r}: micro-batch {micro_batch} has direction {direction},"
+                f" but there are {len(schedule.placements)} placements"
+            )
+    for direction, placement in enumerate(schedule.placements):
+        _check_placement(schedule, direction, placement)
+
+
+def _check_placement(schedule: Schedule, direction: int, placement: tuple[int, ...]) -> None:
+    where = f"schedule {schedule.name!r}: placement {direction}"
+    if len(placement) != schedule.num_stages:
+        raise ScheduleError(f"{where} names {len(placement)} stages of {schedule.num_stages}")
+    for stage, rank in enumerate(placement):
         if not 0 <= rank < schedule.num_ranks:
             raise ScheduleError(
-                f"schedule {schedule.name!r}: stage {stage} is put on rank {rank},"
+                f"{where} puts stage {stage} on rank {rank},"
                 f" but ranks go from 0 to {schedule.num_ranks - 1}"
             )
 
@@ -111,14 +134,14 @@ def _check_complete(schedule: Schedule) -> None:
             where = f"schedule {schedule.name!r}: rank {rank}: {action}"
             if action not in expected:
                 raise ScheduleError(f"{where} does not belong to this schedule")
-            home = schedule.stage_rank[action.stage]
+            home = schedule.rank_of(action.stage, action.micro_batch)
             if rank != home:
                 raise ScheduleError(f"{where} is on the wrong rank: its stage is on rank {home}")
             if count > 1:
                 raise ScheduleError(f"{where} appears {count} times")
             expected.remove(action)
     for action in sorted(expected):
-        rank = schedule.stage_rank[action.stage]
+        rank = schedule.rank_of(action.stage, action.micro_batch)
         raise ScheduleError(f"schedule {schedule.name!r}: rank {rank}: {action} is missing")
 
 
@@ -137,18 +160,20 @@ def _check_local_order(schedule: Schedule) -> None:
 
 
 def _local_needs(schedule: Schedule, action: Action) -> Iterator[Action]:
-    if action.kind == "B":
-        yield Action("F", action.stage, action.micro_batch)
+    before: dict[Kind, Kind] = {"B": "F", "W": "B"}
+    if action.kind in before:
+        yield Action(before[action.kind], action.stage, action.micro_batch)
     giver = supplier(schedule, action)
     if giver is not None and needs(schedule, action) is None:
         yield giver
 
 
-def _peak_activations(schedule: Schedule, rank: int) -> int:
+def _peak_kept(schedule: Schedule, rank: int, *, until: Kind) -> int:
+    """The largest number of forwards whose action of the kind `until` has not run."""
     if schedule.forward_only:
         return 0
-    live = peak = 0
+    kept = peak = 0
     for action in schedule.actions[rank]:
-        live += {"F": 1, "B": -1}[action.kind]
-        peak = max(peak, live)
+        kept += (action.kind == "F") - (action.kind == until)
+        peak = max(peak, kept)
     return peak

@@ -79,7 +79,8 @@ def _peer(model: nn.Module, shape: Shape, loss: Callable[[Tensor], Tensor]) -> S
 
 def ours(shape: Shape, spec: dict[str, Any]) -> Step:
     """megatron_lite from a config file by its own trainer: loader, executor, ZeRO-1, log."""
-    from megatron_lite.build import Place, build_grid, build_trainer
+    from megatron_lite.build import build_trainer
+    from megatron_lite.build_model import Place, build_grid
     from megatron_lite.config.batch import train_iters
     from megatron_lite.config.load import load_config
     from megatron_lite.mpu.groups import ProcessGroups

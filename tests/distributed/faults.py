@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megatron_lite.checkpoint.manifest import STATES
 from megatron_lite.engine.interface import Engine
 from megatron_lite.guard import TrainingStopped
+from megatron_lite.models.gpt import GPTStage
 from megatron_lite.trainer import Trainer
 from tests.distributed.runs import Result, logical_state, make_trainer
 
@@ -35,12 +36,20 @@ class Watched(Result):
     """What stopped the run; empty where it came to its end."""
 
 
-def poison(trainer: Trainer, *, steps: Collection[int], ranks: Collection[int] = (0,)) -> None:
-    """Write an infinity into one gradient of `ranks` at iterations `steps`, counted from 1."""
+def poison(
+    trainer: Trainer,
+    *,
+    steps: Collection[int],
+    ranks: Collection[int] = (0,),
+    parameter: str = "mlp.down.weight",
+) -> None:
+    """Write an infinity into one gradient of `ranks` at iterations `steps`, counted from 1; it is
+    that of a `parameter` of their first layer."""
     if dist.get_rank() not in ranks:
         return
-    (stage,) = trainer.engine.modules().values()
-    parameter = stage.layers[0].mlp.down.weight
+    stage = next(iter(trainer.engine.modules().values()))
+    assert isinstance(stage, GPTStage)
+    chosen = stage.layers[0].get_parameter(parameter)
 
     def spoil(grad: torch.Tensor) -> torch.Tensor | None:
         if trainer.progress.iteration + 1 not in steps:
@@ -49,7 +58,7 @@ def poison(trainer: Trainer, *, steps: Collection[int], ranks: Collection[int] =
         grad.view(-1)[3] = float("inf")
         return grad
 
-    parameter.register_hook(spoil)
+    chosen.register_hook(spoil)
 
 
 def train_poisoned(
@@ -58,11 +67,12 @@ def train_poisoned(
     run_dir: Path,
     steps: Collection[int],
     ranks: Collection[int] = (0,),
+    parameter: str = "mlp.down.weight",
 ) -> Watched:
     """Train with bad gradients; a run that gives up is a result, too."""
     trainer = make_trainer(config, overrides, run_dir)
     seen = Watched()
-    poison(trainer, steps=steps, ranks=ranks)
+    poison(trainer, steps=steps, ranks=ranks, parameter=parameter)
     _watch(trainer, seen)
     try:
         trainer.fit()

@@ -1,7 +1,7 @@
 """megatron_lite.train with a fault: `FAULT=raise:2:3` lets rank 2 raise in iteration 3.
 
-Kinds: raise, kill (SIGKILL), exit (with code 0), hang, wait (for a message that never comes),
-poison (an infinity in every gradient). The rank in DEAF ignores SIGTERM.
+Kinds: raise, kill (SIGKILL), exit (with code 0), hang, stop (SIGSTOP in its forward), wait (for a
+message that never comes), poison (an infinity in every gradient). The rank in DEAF ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def strike(kind: str, trainer: Trainer) -> None:
     if kind == "exit":
         os._exit(0)
     if kind == "hang":
-        time.sleep(float(os.environ.get("HANG_SECONDS", "600")))
+        time.sleep(600)
+    if kind == "stop":
+        for module in trainer.engine.modules().values():
+            module.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
     if kind == "wait":
         other = (dist.get_rank() + 1) % dist.get_world_size()
         dist.recv(torch.zeros(1), src=other)

@@ -81,6 +81,9 @@ PARALLEL = {
     "tensor_model_parallel_size": "tests/distributed/test_parity.py::layout",
     "pipeline_model_parallel_size": "tests/distributed/test_parity.py::layout",
     "pipeline_schedule": Probe("parallel.pipeline_schedule=gpipe", "tables"),
+    "virtual_pipeline_model_parallel_size": (
+        "tests/unit/config/test_pipeline_rules.py::test_virtual_stages_make_more_stages"
+    ),
     "pipeline_model_parallel_layout": (
         "tests/distributed/test_cases_pipeline.py::test_uneven_stages"
     ),

@@ -14,9 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_lite.build import Place, build_run_datasets, build_stage
+from megatron_lite.build import build_run_datasets
+from megatron_lite.build_model import Place, build_context, build_plan, build_stages
 from megatron_lite.config.load import load_config
+from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.loader import MicroBatch
+from megatron_lite.models.gpt import GPTStage
+from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.random import RngStreams
 from megatron_lite.trainer import Trainer
@@ -38,6 +42,13 @@ class PlainStep:
     """After the update."""
 
 
+def whole_model(config: RunConfig, *, vocab_size: int) -> GPTStage:
+    """The model of a config, in one piece and with its first weights."""
+    place = Place(ProcessGroups.single(), torch.device("cpu"), Path())
+    context = build_context(config, place, RngStreams(place.device))
+    return build_stages(config, context, build_plan(config, 1), Grid(), vocab_size=vocab_size)[0]
+
+
 def plain_step(
     path: Path,
     overrides: Sequence[str] = (),
@@ -47,8 +58,7 @@ def plain_step(
     """The first global batch as one batch; `mask` makes the loss mask from the tokens."""
     config = load_config(path, overrides, 1).config
     vocab = config.model.vocab_size
-    place = Place(ProcessGroups.single(), torch.device("cpu"), Path())
-    stage = build_stage(config, place, streams=RngStreams(place.device), vocab_size=vocab)
+    stage = whole_model(config, vocab_size=vocab)
     samples = build_run_datasets(config, vocab_size=vocab).train
     rows = [samples[k] for k in range(config.training.global_batch_size)]
     tokens = torch.from_numpy(np.stack(rows))

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from megatron_lite.build import Place, build_grid, build_trainer
+from megatron_lite.build import build_trainer
+from megatron_lite.build_model import Place, build_grid
 from megatron_lite.config.load import load_config
 from megatron_lite.engine.interface import Engine
 from megatron_lite.mpu.groups import ProcessGroups

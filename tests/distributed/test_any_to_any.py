@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from megatron_lite.build import build_grid
+from megatron_lite.build_model import build_grid
 from megatron_lite.checkpoint.manifest import STATES, Manifest
 from megatron_lite.checkpoint.reshard import Target, plan, reshard
 from megatron_lite.config.load import load_config

@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from megatron_lite.build import Place, build_run_datasets, build_stage
+from megatron_lite.build import build_run_datasets
 from megatron_lite.config.load import load_config
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.indexed_builder import IndexedDatasetBuilder
-from megatron_lite.mpu.groups import ProcessGroups
-from megatron_lite.mpu.random import RngStreams
+from tests.distributed.plain import whole_model
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import Result, merged, train
 from tests.hugging_face import as_llama, llama
@@ -103,9 +102,7 @@ def clip(parameters: list[torch.nn.Parameter]) -> float:
 
 def plain_training(config: RunConfig) -> Reference:
     """Twenty steps of LlamaForCausalLM in plain PyTorch."""
-    place = Place(ProcessGroups.single(), torch.device("cpu"), Path())
-    streams = RngStreams(torch.device("cpu"))
-    first = logical_parts(build_stage(config, place, streams=streams, vocab_size=VOCAB))
+    first = logical_parts(whole_model(config, vocab_size=VOCAB))
     values = {name: torch.from_numpy(part) for name, part in first.items()}
     samples = build_run_datasets(config, vocab_size=VOCAB).train
     model = llama(config.model, values, vocab_size=VOCAB)

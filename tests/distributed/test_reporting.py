@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -157,3 +158,29 @@ def test_b55_memory_is_that_of_the_rank_that_needs_most(corpus: Path, tmp_path: 
     on_ranks(1, train, config, [], tmp_path / "true")
     for _, peak in scalars(tmp_path / "true/tensorboard")["mem-max-allocated-bytes"]:
         assert peak > 50 << 20, "a resident size, not 0"
+
+
+def delay_the_first_stage(heard: Path, trainer: Trainer) -> None:
+    """Rank 0 sleeps in every forward, so that rank 1 waits for it."""
+    if dist.get_rank() == 0:
+        (stage,) = trainer.engine.modules().values()
+        stage.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+        trainer.report._echo = lambda line: heard.open("a").write(line + "\n")
+
+
+def test_the_slowest_rank_is_named_and_not_who_waits_for_it(corpus: Path, tmp_path: Path) -> None:
+    """The line comes once, not at every log step."""
+    config = small_config(tmp_path / "run.json", corpus, training={"train_iters": 4}, logging=BOARD)
+    heard = tmp_path / "heard"
+    on_ranks(2, train, config, layout(1, 2), tmp_path, partial(delay_the_first_stage, heard))
+    logged = rows(tmp_path)[1:]  # the first step also makes the buffers
+    assert [row["slowest_rank"] for row in logged] == [0, 0, 0]
+    assert all(row["slowest_rank_ratio"] > 1.5 for row in logged)
+    for row in logged:
+        own = row["slowest_rank_share"] * row["elapsed_ms_per_iteration"]
+        assert 4 * 50 <= own <= row["elapsed_ms_per_iteration"]
+    assert heard.read_text().count(" slowest rank at iteration") == 1
+    board = scalars(tmp_path / "tensorboard")
+    for tag in ("slowest-rank", "slowest-rank-share", "slowest-rank-ratio"):
+        key = tag.replace("-", "_")
+        assert [value for _, value in board[tag][1:]] == pytest.approx([row[key] for row in logged])

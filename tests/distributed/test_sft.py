@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_lite.build import Place, build_run_datasets, build_stage
+from megatron_lite.build import build_run_datasets
 from megatron_lite.config.load import load_config
 from megatron_lite.data.build import build_datasets
 from megatron_lite.data.chat import ChatOptions, preprocess_chat
@@ -17,8 +17,7 @@ from megatron_lite.data.chat_template import Message, PlainTemplate
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.loader import MicroBatch
 from megatron_lite.data.tokenizer import ByteTokenizer
-from megatron_lite.mpu.groups import ProcessGroups
-from megatron_lite.mpu.random import RngStreams
+from tests.distributed.plain import whole_model
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import train
 from tests.distributed.small import layout, small_config
@@ -67,8 +66,7 @@ def loss_of_each_alone(config_path: Path, talks: list[Talk]) -> float:
     """Mean loss of the assistant's tokens in the first batch, conversation by conversation."""
     config = load_config(config_path, [], 1).config
     vocab = ByteTokenizer.vocab_size
-    place = Place(ProcessGroups.single(), torch.device("cpu"), Path())
-    stage = build_stage(config, place, streams=RngStreams(place.device), vocab_size=vocab)
+    stage = whole_model(config, vocab_size=vocab)
     samples = build_run_datasets(config, vocab_size=vocab).train
     template, spoken = PlainTemplate(ByteTokenizer()), {}
     for talk in talks:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_lite.config.batch import data_parallel_size, num_microbatches
+from megatron_lite.config.rules.pipeline import num_stages
 from megatron_lite.config.schema import RunConfig
+from megatron_lite.pipeline.published import PUBLISHED
+from megatron_lite.pipeline.simulate import Times
+from megatron_lite.pipeline.table_files import is_table_file
 
 
 def idle_stages(cfg: RunConfig, world_size: int) -> Iterator[str]:
-    """A pipeline fills and drains: idle share (stages - 1) / (micro-batches + stages - 1)."""
+    """A pipeline fills and drains, for the share of a step that its schedule's formula gives."""
     pp, training = cfg.parallel.pipeline_model_parallel_size, cfg.training
+    name = cfg.parallel.pipeline_schedule
     dp = data_parallel_size(world_size, cfg.parallel)
     count = num_microbatches(training.global_batch_size, training.micro_batch_size, dp)
-    if pp == 1 or count >= 4 * pp:
+    if pp == 1 or count >= 4 * pp or is_table_file(name):
         return
     what = "fewer than the stages, so that never all work" if count < pp else "few"
-    idle = (pp - 1) / (count + pp - 1)
+    idle = PUBLISHED[name].bubble(pp, count, num_stages(cfg) // pp, Times())
     enough = 4 * pp * training.micro_batch_size * dp
     yield (
         f"{count} micro-batches for {pp} pipeline stages are {what}: stages idle {idle:.0%} of a "

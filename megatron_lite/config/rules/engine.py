@@ -74,6 +74,10 @@ def zero_stage_is_supported(cfg: RunConfig) -> Iterator[Problem]:
         )
         nearest = "use stage 1 or 2, or pipeline_model_parallel_size 1"
         yield Problem(f"{ZERO}.stage", stage, rule, nearest)
+    schedule = cfg.parallel.pipeline_schedule
+    if stage == 3 and schedule not in ("1f1b", "gpipe"):
+        rule = "cannot run with ZeRO stage 3, which keeps the model in one piece"
+        yield Problem("parallel.pipeline_schedule", schedule, rule, "use 1f1b or gpipe")
 
 
 def zero_keys_are_read(cfg: RunConfig) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""What the tensor and pipeline sizes must divide."""
+"""What the tensor size and the size of the world must divide; pipeline.py has the rest."""
 
 from __future__ import annotations
 
@@ -60,30 +60,6 @@ def sequence_parallel_fits(cfg: RunConfig) -> Iterator[Problem]:
     )
 
 
-def stages_have_layers(cfg: RunConfig) -> Iterator[Problem]:
-    """Every stage holds at least one layer."""
-    pp, layers = cfg.parallel.pipeline_model_parallel_size, cfg.model.num_layers
-    if pp > layers:
-        rule = f"must be at most model.num_layers {layers}: every stage holds a layer"
-        yield Problem("parallel.pipeline_model_parallel_size", pp, rule, f"use {layers} or less")
-
-
-def layout_covers_layers(cfg: RunConfig) -> Iterator[Problem]:
-    """A given layout names every stage and every layer once."""
-    layout = cfg.parallel.pipeline_model_parallel_layout
-    path = "parallel.pipeline_model_parallel_layout"
-    if layout is None:
-        return
-    pp = cfg.parallel.pipeline_model_parallel_size
-    if len(layout) != pp:
-        rule = f"must have an entry for each stage (pipeline_model_parallel_size {pp})"
-        yield Problem(path, layout, rule, f"it has {len(layout)} entries")
-    layers = cfg.model.num_layers
-    if sum(layout) != layers:
-        rule = f"must sum to model.num_layers {layers}"
-        yield Problem(path, layout, rule, f"it sums to {sum(layout)}")
-
-
 def world_size_fits(cfg: RunConfig, world_size: int) -> Iterator[Problem]:
     """The ranks form whole copies of the model."""
     tp, pp = cfg.parallel.tensor_model_parallel_size, cfg.parallel.pipeline_model_parallel_size
@@ -99,7 +75,5 @@ RULES: tuple[Rule, ...] = (
     tensor_size_divides_ffn,
     tensor_size_divides_vocabulary,
     sequence_parallel_fits,
-    stages_have_layers,
-    layout_covers_layers,
 )
 WORLD_RULES: tuple[WorldRule, ...] = (world_size_fits,)

@@ -13,6 +13,7 @@ from megatron_lite.config.rules.common import (
     nearest_multiples,
     without_effect,
 )
+from megatron_lite.config.rules.pipeline import num_stages
 from megatron_lite.config.schema import OptimizerConfig, RunConfig, TrainingConfig
 
 
@@ -70,11 +71,8 @@ def recomputation_is_whole(cfg: RunConfig) -> Iterator[Problem]:
         why = 'without "recompute_granularity": "full"'
         yield from without_effect(training, TrainingConfig, names, "training", why)
         return
-    pp, layout = (
-        cfg.parallel.pipeline_model_parallel_size,
-        cfg.parallel.pipeline_model_parallel_layout,
-    )
-    largest = max(layout) if layout else -(-cfg.model.num_layers // pp)
+    layout = cfg.parallel.pipeline_model_parallel_layout
+    largest = max(layout) if layout else -(-cfg.model.num_layers // num_stages(cfg))
     if training.recompute_num_layers > largest:
         rule = f"must be at most the layers of a stage, {largest}"
         path = "training.recompute_num_layers"

@@ -5,9 +5,27 @@ The data-parallel size has no key, it is derived: world size / (tensor x pipelin
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from megatron_lite.config.fields import Flag, PositiveNumber, PositiveWhole, Section
+from megatron_lite.pipeline.schedules import SCHEDULES
+from megatron_lite.pipeline.table_files import is_table_file
+
+
+def _schedule(value: Any) -> Any:
+    if not isinstance(value, str) or not (value in SCHEDULES or is_table_file(value)):
+        rule = "must be one of {names}, or a table's file (.json or .csv)"
+        raise PydanticCustomError("schedule", rule, {"names": ", ".join(SCHEDULES)})
+    return value
+
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "chimera", "zb-h1", "zbv", "dualpipev"]
+PipelineSchedule = Annotated[
+    str, BeforeValidator(_schedule, json_schema_input_type=ScheduleName | str)
+]
 
 
 class ParallelConfig(Section):
@@ -17,15 +35,20 @@ class ParallelConfig(Section):
     """Ranks that share every layer. 1: layers are whole."""
 
     pipeline_model_parallel_size: PositiveWhole = 1
-    """Pipeline stages, each a run of consecutive layers. 1: no pipeline."""
+    """Ranks among which the layers are divided, in runs of consecutive ones. 1: no pipeline."""
 
-    pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    """Order of a stage's forward and backward passes: one forward, one backward in turn, or all
-    forwards first."""
+    virtual_pipeline_model_parallel_size: PositiveWhole | None = None
+    """Stages that a rank holds, for the schedule interleaved. null: as many as the schedule asks
+    for, two with zbv and dualpipev, otherwise one."""
+
+    pipeline_schedule: PipelineSchedule = "1f1b"
+    """Order of a rank's forward and backward passes, by name: 1f1b one of each in turn, gpipe all
+    forwards first, and more in README.md. Or the file of a table of your own, relative to the file
+    that holds this."""
 
     pipeline_model_parallel_layout: tuple[PositiveWhole, ...] | None = None
-    """Transformer layers of each stage, first stage first, such as [7, 9, 8]. null: as even as
-    possible."""
+    """Transformer layers of each stage, first stage first, such as [7, 9, 8]; a rank may hold
+    several stages. null: as even as possible."""
 
     sequence_parallel: Flag = False
     """Cut norms and dropout along the sequence over the tensor-parallel ranks: less activation

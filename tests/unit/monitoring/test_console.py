@@ -11,6 +11,7 @@ from megatron_lite.monitoring.console import (
     checkpoint_line,
     evaluation_line,
     memory_line,
+    straggler_line,
     summary_line,
     train_line,
 )
@@ -59,6 +60,14 @@ def test_no_grad_norm_leaves_its_part_out(row: StepMetrics) -> None:
     line = train_line(replace(row, grad_norm=None), train_iters=1000)
     assert "grad norm" not in line
     assert "loss scale: 65536.0 | number of skipped" in line
+
+
+def test_the_straggler_line_names_rank_ratio_and_share(row: StepMetrics) -> None:
+    slow = replace(row, slowest_rank=5, slowest_rank_ratio=1.5, slowest_rank_share=0.807)
+    assert straggler_line(slow) == (
+        " slowest rank at iteration 10 | rank: 5 | its forward and backward took: 1.50 x the"
+        " others' median | and of an iteration (%): 81 |"
+    )
 
 
 def test_b52_validation_and_test_lines_differ() -> None:

@@ -71,6 +71,9 @@ def test_train_rows_have_exactly_the_promised_keys() -> None:
         "skipped_iterations",
         "nan_iterations",
         "source_samples",
+        "slowest_rank",
+        "slowest_rank_share",
+        "slowest_rank_ratio",
     ]
     assert row["source_samples"] == {"code": 96, "prose": 224}
     assert row["event"] == "train"

@@ -30,6 +30,9 @@ ROW = StepMetrics(
     grad_norm=1.5,
     skipped_iterations=1,
     nan_iterations=2,
+    slowest_rank=3,
+    slowest_rank_share=0.75,
+    slowest_rank_ratio=1.5,
 )
 
 BOTH_AXES = {
@@ -51,6 +54,9 @@ BY_ITERATION = {
     "skipped-iterations": 1.0,
     "nan-iterations": 2.0,
     "mem-max-allocated-bytes": 2.0**20,
+    "slowest-rank": 3.0,
+    "slowest-rank-share": 0.75,
+    "slowest-rank-ratio": 1.5,
 }
 
 

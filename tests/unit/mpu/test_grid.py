@@ -78,3 +78,35 @@ def test_impossible_grids_are_refused(arguments: tuple[int, int, int, int]) -> N
 def test_describe_has_a_line_a_rank() -> None:
     assert Grid(tp_size=2).describe() == "rank 0: tp 0, dp 0, pp 0\nrank 1: tp 1, dp 0, pp 0"
     assert Grid(tp_size=2).describe([1]) == "rank 1: tp 1, dp 0, pp 0"
+
+
+@settings(deadline=None)
+@given(SIZES)
+def test_holders_of_a_parameter_and_of_a_model_are_the_axes(sizes: tuple[int, int, int]) -> None:
+    grid = Grid(*sizes)
+    assert grid.gradient_groups() == grid.all_groups("dp")
+    assert grid.model_groups() == grid.all_groups("tp", "pp")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([2, 4, 6]))
+def test_two_pipelines_against_each_other(tp: int, dp: int, pp: int) -> None:
+    """A gradient group and a model group share one rank, as DeepSpeed's two groups must; the first
+    are the holders of the same two stages, in the second every stage is held once."""
+    grid = Grid(tp, dp, pp, bidirectional=True)
+    held = {r: {grid.at(r).pp_rank, pp - 1 - grid.at(r).pp_rank} for r in range(grid.world_size)}
+    gradient, model = grid.gradient_groups(), grid.model_groups()
+    assert {len(group) for group in gradient} == {2 * dp}
+    assert len(gradient[0]) * len(model[0]) == grid.world_size
+    for ranks in gradient:
+        assert len({(grid.at(r).tp_rank, frozenset(held[r])) for r in ranks}) == 1
+        assert all(len(set(ranks) & set(group)) == 1 for group in model)
+    for ranks in model:
+        places = sorted((grid.at(r).tp_rank, stage) for r in ranks for stage in held[r])
+        assert places == [(t, stage) for t in range(tp) for stage in range(pp)]
+        assert len({grid.at(r).dp_rank for r in ranks}) == 1
+
+
+def test_an_odd_pipeline_has_no_pairs() -> None:
+    with pytest.raises(ValueError, match="pairs"):
+        Grid(pp_size=3, bidirectional=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from megatron_lite.pipeline import executor, p2p
-from megatron_lite.pipeline.schedules import SCHEDULES, gpipe, one_f_one_b
+from megatron_lite.pipeline.classic import gpipe, one_f_one_b
+from megatron_lite.pipeline.schedules import SCHEDULES
 
 WORDS = (
     *SCHEDULES,

@@ -6,8 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_lite.pipeline.actions import Action, Schedule
-from megatron_lite.pipeline.messages import Message, channels, incoming, needs, produces
-from megatron_lite.pipeline.schedules import build_schedule, forward_only
+from megatron_lite.pipeline.messages import (
+    Message,
+    channels,
+    consumer,
+    incoming,
+    needs,
+    produces,
+    supplier,
+)
+from megatron_lite.pipeline.schedules import build_schedule
+from tests.random_tables import random_table
 
 
 def test_neighbours_exchange_activations_and_gradients() -> None:
@@ -50,12 +59,10 @@ def test_incoming_keeps_the_order_of_each_sender() -> None:
 
 def test_two_stages_on_one_rank_hand_over_without_a_message() -> None:
     """Stages 0 and 3 on rank 0, 1 and 2 on rank 1: a V of one micro-batch."""
-    schedule = Schedule(
-        name="v",
-        num_stages=4,
-        num_ranks=2,
+    schedule = Schedule.one_way(
+        "v",
+        placement=(0, 1, 1, 0),
         num_microbatches=1,
-        stage_rank=(0, 1, 1, 0),
         actions=(
             (Action("F", 0, 0), Action("F", 3, 0), Action("B", 3, 0), Action("B", 0, 0)),
             (Action("F", 1, 0), Action("F", 2, 0), Action("B", 2, 0), Action("B", 1, 0)),
@@ -69,20 +76,36 @@ def test_two_stages_on_one_rank_hand_over_without_a_message() -> None:
     }
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    name=st.sampled_from(["gpipe", "1f1b", "forward-only"]),
-    p=st.integers(1, 8),
-    m=st.integers(1, 16),
-)
-def test_every_message_is_sent_once_and_needed_once(name: str, p: int, m: int) -> None:
-    if name == "forward-only":
-        schedule = forward_only(p, m)
-    else:
-        schedule = build_schedule(name, num_stages=p, num_microbatches=m)
-    sent = [message for messages in channels(schedule).values() for message in messages]
-    needed = [needs(schedule, action) for row in schedule.actions for action in row]
-    wanted = [message for message in needed if message is not None]
-    assert len(sent) == len(set(sent)) == len(schedule.kinds) * (p - 1) * m
-    assert set(sent) == set(wanted)
-    assert len(wanted) == len(sent)
+def test_each_direction_has_its_own_way() -> None:
+    schedule = build_schedule("chimera", num_ranks=2, num_microbatches=2)
+    assert needs(schedule, Action("F", 1, 0)) == Message("activation", 1, 0, 0, 1)
+    assert needs(schedule, Action("F", 1, 1)) == Message("activation", 1, 1, 1, 0)
+
+
+def test_the_gradient_of_weights_stays_where_it_is() -> None:
+    schedule = build_schedule("zb-h1", num_ranks=3, num_microbatches=1)
+    weights = Action("W", 1, 0)
+    assert needs(schedule, weights) is produces(schedule, weights) is None
+    assert supplier(schedule, weights) is consumer(schedule, weights) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(ranks=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_every_message_is_sent_once_and_needed_once(ranks: int, seed: int) -> None:
+    schedule = random_table(seed, ranks)
+    for (src, dst), sent in channels(schedule).items():
+        assert incoming(schedule, dst)[src] == sent
+        made = [produces(schedule, action) for action in schedule.actions[src]]
+        assert [message for message in made if message is not None and message.dst == dst] == list(
+            sent
+        )
+        taken = [needs(schedule, action) for action in schedule.actions[dst]]
+        wanted = [message for message in taken if message is not None and message.src == src]
+        assert len(set(sent)) == len(sent) == len(wanted)
+        assert set(sent) == set(wanted)
+    hops = sum(
+        schedule.rank_of(stage, i) != schedule.rank_of(stage + 1, i)
+        for stage in range(schedule.num_stages - 1)
+        for i in range(schedule.num_microbatches)
+    )
+    assert sum(map(len, channels(schedule).values())) == 2 * hops

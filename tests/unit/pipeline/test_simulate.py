@@ -77,7 +77,7 @@ def test_p2p_time_delays_each_hop_and_hides_behind_compute() -> None:
 
 
 def test_forward_only_needs_no_backward_duration() -> None:
-    timeline = simulate(forward_only(3, 4), durations={"F": 1.0})
+    timeline = simulate(forward_only(range(3), 4), durations={"F": 1.0})
     assert timeline.makespan == 6.0
     assert timeline.bubble_fraction == pytest.approx(2 / 6)
 

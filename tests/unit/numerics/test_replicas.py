@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_lite.health import replicas
-from megatron_lite.health.replicas import content_hash, drift
+from megatron_lite.numerics import replicas
+from megatron_lite.numerics.replicas import content_hash, drift
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

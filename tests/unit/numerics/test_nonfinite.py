@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from megatron_lite.health.nonfinite import Finding, Phase, nonfinite_values
+from megatron_lite.numerics.nonfinite import Finding, Phase, nonfinite_values
 
 
 def test_what_a_tensor_holds() -> None:

@@ -6,14 +6,15 @@ It knows no rank and no model: forensics.py says what things are called, and com
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 Phase = Literal["weight", "forward", "backward", "sum"]
@@ -96,7 +97,7 @@ class Watch:
     """Looks at everything that one rank's stages compute of a step, while entered.
 
     `modules` are those of each stage by name, `parameters` all of the rank's with their names. The
-    step has to run through the watch's own `forward` and `backward`, which call the two given ones.
+    step has to run through the watch, which hands each action on to `compute` (an engine).
     """
 
     def __init__(
@@ -105,14 +106,15 @@ class Watch:
         parameters: Sequence[tuple[str, nn.Parameter]],
         *,
         batches: Sequence[Any],
-        forward: Callable[[int, Any, Tensor | None], Tensor],
-        backward: Callable[[Tensor, Tensor], None],
+        compute: Any,
     ) -> None:
         self._modules, self._parameters = modules, parameters
         self._numbers = {id(batch): number for number, batch in enumerate(batches)}
-        self._run_forward, self._run_backward = forward, backward
+        self._compute = compute
         self._made_by: dict[Any, tuple[int, int]] = {}
         """Stage and micro-batch of a forward, by its output's node in the graph."""
+        self._put_off: dict[int, tuple[int, int, int]] = {}
+        """The same of the first half of a backward, and the tensors seen, by what it left."""
         self._handles: list[RemovableHandle] = []
         self._phase: Phase = "weight"
         self._stage, self._count = min(modules), 0
@@ -154,15 +156,45 @@ class Watch:
         self._begin("forward", stage, self._numbers[id(batch)])
         if hidden is not None:
             self._look("", "input", hidden)
-        output = self._run_forward(stage, batch, hidden)
+        output: Tensor = self._compute.forward(stage, batch, hidden)
         self._made_by[output.grad_fn] = (stage, self._numbers[id(batch)])
         return output
 
-    def backward(self, output: Tensor, gradient: Tensor) -> None:
+    def backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
         """Run a backward and look at all of it."""
-        self._begin("backward", *self._made_by.pop(output.grad_fn))
+        self._begin_backward(output, gradient)
+        self._compute.backward(output, gradient)
+
+    def backward_input(self, output: Tensor | GradientEdge, gradient: Tensor) -> Any:
+        """Run the first half of a split backward and look at all of it."""
+        self._begin_backward(output, gradient)
+        waiting = [self._watched(one) for one in self._compute.backward_input(output, gradient)]
+        assert self._micro_batch is not None
+        self._put_off[id(waiting)] = (self._stage, self._micro_batch, self._count)
+        return waiting
+
+    def backward_weight(self, waiting: Any) -> None:
+        """Run the second half and look at all of it."""
+        *action, seen = self._put_off.pop(id(waiting))
+        self._begin("backward", *action)
+        self._count = seen
+        self._compute.backward_weight(waiting)
+
+    def _begin_backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
+        node = output.grad_fn if isinstance(output, Tensor) else output.node
+        self._begin("backward", *self._made_by.pop(node))
         self._look("", "gradient of the output", gradient)
-        self._run_backward(output, gradient)
+
+    def _watched(self, deferred: Any) -> Any:
+        """A weight's gradient that was put off, looked at when it is computed."""
+        name = next(n for n, parameter in self._parameters if parameter is deferred.weight)
+
+        def product() -> Tensor:
+            gradient: Tensor = deferred.product()
+            self._look(name, "gradient", gradient)
+            return gradient
+
+        return replace(deferred, product=product)
 
     def _begin(self, phase: Phase, stage: int, micro_batch: int) -> None:
         self._phase, self._stage, self._micro_batch = phase, stage, micro_batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_lite.health.spikes import spike_limit
+from megatron_lite.numerics.spikes import spike_limit
 
 
 def test_it_waits_for_its_window_and_looks_no_further_back() -> None:

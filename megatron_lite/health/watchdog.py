@@ -1,0 +1,140 @@
+"""Watchdog: a thread that lets a rank's heartbeat beat, and acts where nothing moves any more.
+
+It runs while the main thread waits in a collective. Where C code holds Python's lock it can't, and
+readers see that the beat stopped; then faulthandler's timer, a thread without Python, writes the
+stacks and ends the process. Called by session.py, which says what to do.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+from megatron_lite.health import stacks
+from megatron_lite.health.heartbeat import Heartbeat
+from megatron_lite.health.processes import own_work
+
+STACKS_AFTER = 60.0
+"""Seconds without movement after which a rank writes its stacks, or a third of the limit."""
+GRACE = 30.0
+"""Seconds by which others give up later than the watchdog: collectives, and faulthandler's timer.
+So the watchdog's word, which names the rank that hangs, is the first one."""
+ALONE = ("start-up", "loading", "save")
+"""Phases in which a process works for minutes without a word; reading, writing and computing are
+movement there, and in the first iteration, which compiles."""
+_CORES, _BYTES = 0.05, 1e6
+"""What counts as work, a second."""
+
+
+class Watchdog:
+    """One rank's; started once, and stopped at the end of the run."""
+
+    def __init__(
+        self, heartbeat: Heartbeat, run_dir: Path, *, rank: int, pulse_seconds: float
+    ) -> None:
+        self._heartbeat, self._pulse_seconds = heartbeat, pulse_seconds
+        self._stacks = stacks.create(run_dir, rank)
+        self._count, self._changes, self._work = 0, 0, (0.0, 0)
+        self.still = 0.0
+        """Seconds without movement; the time in which the process was stopped does not count."""
+        self._limit: float | None = None
+        self._hung: Callable[[], None] = _nothing
+        self._armed_at, self._told = 0.0, False
+        self._acting: Thread | None = None
+        self._end = Event()
+        self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Beat from now on; main thread."""
+        faulthandler.register(stacks.ASK, file=self._stacks, all_threads=True)
+        self._thread.start()
+
+    def arm(self, limit: float, hung: Callable[[], None]) -> None:
+        """Call `hung`, from a thread of its own, when nothing has moved for `limit` seconds, and
+        again at a later beat where it returns: it may find that other ranks do move."""
+        self._limit, self._hung = limit, hung
+
+    def stop(self) -> None:
+        """End the thread: the process groups that it asks are about to go."""
+        self._end.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        last = time.monotonic()
+        self.beat(0.0)
+        while not self._end.wait(self._pulse_seconds):
+            now = time.monotonic()
+            # A process that was stopped, or a machine that slept, did not stand still meanwhile.
+            self.beat(min(now - last, 2 * self._pulse_seconds))
+            last = now
+
+    def beat(self, seconds: float) -> None:
+        """Look whether anything moved in the last `seconds`, and tell."""
+        self.still = 0.0 if self._moved(seconds) else self.still + seconds
+        self._tell()
+        self._set_timer()
+        if self.still == 0.0:
+            self._told = False
+        elif not self._told and self.still >= self._stacks_after():
+            self.write_stacks(f"nothing has moved for {self.still:.0f} s")
+            self._told = True
+        if self._limit is not None and self.still >= self._limit:
+            self._act()
+
+    def _act(self) -> None:
+        # In another thread: it looks at the others for seconds, and this one has to beat for them.
+        if self._acting is None or not self._acting.is_alive():
+            self._acting = Thread(target=self._hung, name="watchdog-acts", daemon=True)
+            self._acting.start()
+
+    def _moved(self, seconds: float) -> bool:
+        before, self._changes = self._changes, self._heartbeat.changes
+        worked, self._work = self._work, own_work()
+        if self._changes != before:
+            return True
+        if not self._works_alone():
+            return False
+        busy = self._work[0] - worked[0] > _CORES * seconds
+        return busy or self._work[1] - worked[1] > _BYTES * seconds
+
+    def _works_alone(self) -> bool:
+        beat = self._heartbeat
+        return beat.phase in ALONE or beat.iteration == beat.first_iteration
+
+    def _tell(self) -> None:
+        file = self._heartbeat.file
+        if file is None:
+            return
+        self._count += 1
+        file.pulse(self._count, time.time(), self.still, self._heartbeat.collectives())
+        try:
+            file.sync()
+        except OSError as error:  # training need not end with it, but a person should know
+            if self._count == 1:
+                print(f"the heartbeat is not written: {error}", file=sys.stderr, flush=True)
+
+    def _stacks_after(self) -> float:
+        return STACKS_AFTER if self._limit is None else min(STACKS_AFTER, self._limit / 3)
+
+    def _set_timer(self) -> None:
+        """Put faulthandler's timer off, now and then: it starts a thread each time."""
+        now = time.monotonic()
+        if self._limit is None or now - self._armed_at < self._limit / 10:
+            return
+        self._armed_at = now
+        seconds = self._limit * 1.1 + GRACE
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._stacks)
+
+    def write_stacks(self, why: str) -> None:
+        """Add the stacks of all threads to the rank's file."""
+        beat = self._heartbeat
+        stacks.write(self._stacks, f"{beat.phase} of iteration {beat.iteration}: {why}")
+
+
+def _nothing() -> None:
+    """No limit yet."""

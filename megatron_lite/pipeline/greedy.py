@@ -1,0 +1,150 @@
+"""Arranges a table by simulated time: a rank that is free starts the best action that it can run.
+
+A list scheduler for the schedules that have no closed form. Pure and without chance: the same
+sizes, times and rule give the same table. Called by chimera.py and zero_bubble.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
+from megatron_lite.pipeline.messages import consumer
+from megatron_lite.pipeline.simulate import simulate
+
+Rule = Callable[[Kind, int, int], tuple[int, ...]]
+"""(kind, stage, turn: the micro-batch's number within its direction) → the smallest comes first."""
+
+
+def forwards_first(kind: Kind, stage: int, turn: int) -> tuple[int, ...]:
+    """Forwards while there is room, the deepest stage first; of backwards the shallowest stage."""
+    return "FBW".index(kind), -stage if kind == "F" else stage, turn
+
+
+def backwards_first(kind: Kind, stage: int, turn: int) -> tuple[int, ...]:
+    """Backwards, then forwards, the oldest micro-batch first."""
+    return "BFW".index(kind), turn, stage
+
+
+def empty_table(
+    name: str,
+    placements: Sequence[Sequence[int]],
+    directions: Sequence[int],
+    *,
+    split_backward: bool = False,
+) -> Schedule:
+    """A schedule without actions: what is to be arranged."""
+    ranks = max(max(placement) for placement in placements) + 1
+    return Schedule(
+        name=name,
+        num_stages=len(placements[0]),
+        num_ranks=ranks,
+        num_microbatches=len(directions),
+        placements=tuple(tuple(placement) for placement in placements),
+        directions=tuple(directions),
+        actions=((),) * ranks,
+        split_backward=split_backward,
+    )
+
+
+def arrange(empty: Schedule, *, durations: Mapping[Kind, float], live: int, rule: Rule) -> Schedule:
+    """Fills the rows of `empty`; messages take no time.
+
+    A rank keeps at most `live` (stage, micro-batch) pairs whose forward has started and whose last
+    action has not. `live` must be at least the number of parts that a rank holds: a place is kept
+    for every part that has none, so that the oldest micro-batch always comes through.
+    """
+    parts = max(len(empty.held_by(rank)) for rank in range(empty.num_ranks))
+    if live < parts:
+        raise ScheduleError(
+            f"{empty.name} needs room for {parts} micro-batches, one for each stage of a rank,"
+            f" got {live}"
+        )
+    arranger = _Arranger(empty, durations, live, rule)
+    arranger.run()
+    return replace(empty, actions=tuple(tuple(row) for row in arranger.rows))
+
+
+def quickest(tables: Iterable[Schedule], durations: Mapping[Kind, float]) -> Schedule:
+    """The table with the shortest step; of equals the first."""
+    return min(tables, key=lambda table: simulate(table, durations=durations).makespan)
+
+
+class _Arranger:
+    """The state while time goes by: what has started, and what can start when."""
+
+    def __init__(
+        self, empty: Schedule, durations: Mapping[Kind, float], live: int, rule: Rule
+    ) -> None:
+        self.schedule, self.durations, self.live, self.rule = empty, durations, live, rule
+        self.rows: list[list[Action]] = [[] for _ in range(empty.num_ranks)]
+        self.free_at = [0.0] * empty.num_ranks
+        self.started: Counter[tuple[Kind, int, int]] = Counter()  # of (kind, direction, stage)
+        self.parts = [empty.held_by(rank) for rank in range(empty.num_ranks)]
+        self.queues = [
+            [i for i, where in enumerate(empty.directions) if where == direction]
+            for direction in range(len(empty.placements))
+        ]
+        self.ready_at = {Action("F", 0, i): 0.0 for i in range(empty.num_microbatches)}
+
+    def run(self) -> None:
+        """Start actions until none is left, each rank looked at when something may have changed."""
+        moments = [(0.0, rank) for rank in range(self.schedule.num_ranks)]
+        while moments:
+            now, rank = heapq.heappop(moments)
+            if self.free_at[rank] > now:
+                continue
+            found = min(self._able(rank, now), default=None)
+            if found is None:
+                continue
+            _, direction, action = found
+            end = now + self.durations[action.kind]
+            self.rows[rank].append(action)
+            self.free_at[rank] = end
+            self.started[action.kind, direction, action.stage] += 1
+            heapq.heappush(moments, (end, rank))
+            for follower in self._followers(action):
+                self.ready_at[follower] = end
+                home = self.schedule.placements[direction][follower.stage]
+                if home != rank:
+                    heapq.heappush(moments, (end, home))
+
+    def _able(self, rank: int, now: float) -> Iterator[tuple[tuple[int, ...], int, Action]]:
+        """(key, direction, action) of everything that the rank could start now."""
+        for direction, stage in self.parts[rank]:
+            queue = self.queues[direction]
+            for kind in self.schedule.kinds:
+                turn = self.started[kind, direction, stage]
+                if turn < len(queue):
+                    action = Action(kind, stage, queue[turn])
+                    if self.ready_at.get(action, math.inf) <= now and (
+                        kind != "F" or self._has_room(rank, direction, stage)
+                    ):
+                        yield self.rule(kind, stage, turn), direction, action
+
+    def _followers(self, action: Action) -> Iterator[Action]:
+        """The actions whose last missing input is the result of `action`."""
+        if action.kind == "B" and self.schedule.split_backward:
+            yield Action("W", action.stage, action.micro_batch)
+        if action.kind == "F" and action.stage == self.schedule.num_stages - 1:
+            yield Action("B", action.stage, action.micro_batch)
+        taker = consumer(self.schedule, action)
+        if taker is not None:
+            yield taker
+
+    def _has_room(self, rank: int, direction: int, stage: int) -> bool:
+        """Whether one more forward of this part leaves a place for every part without one."""
+        taken = 1
+        for other in self.parts[rank]:
+            kept = self._kept(*other)
+            waits = kept == 0 and self.started["F", *other] < len(self.queues[other[0]])
+            taken += 1 if waits and other != (direction, stage) else kept
+        return taken <= self.live
+
+    def _kept(self, direction: int, stage: int) -> int:
+        last = self.schedule.kinds[-1]
+        return self.started["F", direction, stage] - self.started[last, direction, stage]

@@ -1,0 +1,211 @@
+"""Schedules in the config: names and files, and what they ask of ranks, layers and batches."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from megatron_lite.config.load import load_config
+from megatron_lite.config.rules.pipeline import num_stages
+from megatron_lite.config.sections.parallel import ScheduleName
+from megatron_lite.pipeline.schedules import SCHEDULES, build_schedule
+from megatron_lite.pipeline.table_files import table_as_json
+
+SCHEDULE = "parallel.pipeline_schedule"
+RANKS = "parallel.pipeline_model_parallel_size"
+VIRTUAL = "parallel.virtual_pipeline_model_parallel_size"
+LAYOUT = "parallel.pipeline_model_parallel_layout"
+
+
+def run(name: str, pp: int, *, layers: int = 8, batch: int = 16, **more: Any) -> dict[str, Any]:
+    """A run on `pp` ranks with `batch` / 2 micro-batches a step."""
+    parallel = {"pipeline_schedule": name, "pipeline_model_parallel_size": pp, **more}
+    return {
+        "parallel": parallel,
+        "model": {"num_layers": layers},
+        "training": {"global_batch_size": batch},
+    }
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A table for 2 ranks and 8 micro-batches, beside the config."""
+    path = tmp_path / "mine.json"
+    path.write_text(table_as_json(build_schedule("zbv", num_ranks=2, num_microbatches=8)))
+    return path
+
+
+def test_the_schema_lists_the_names() -> None:
+    assert get_args(ScheduleName) == tuple(SCHEDULES)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_every_name_is_accepted(load, name: str) -> None:
+    virtual = {"virtual_pipeline_model_parallel_size": 2} if name == "interleaved" else {}
+    loaded = load(run(name, 4, **virtual))
+    assert loaded.config.parallel.pipeline_schedule == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        (run("zbh1", 2), SCHEDULE, r'must be one of gpipe, .*\.csv\); did you mean "zb-h1"'),
+        (run("mine.yaml", 2), SCHEDULE, r"must be one of gpipe, .*or a table's file"),
+        (run("chimera", 3), SCHEDULE, r"needs an even .*, which is 3; use 2 or 4 ranks"),
+        (run("chimera", 1), SCHEDULE, r"needs an even .*, which is 1; use 2 ranks"),
+        (run("interleaved", 2), VIRTUAL, r'is required with "interleaved"; use 2 or more'),
+        (
+            run("interleaved", 2, virtual_pipeline_model_parallel_size=1),
+            VIRTUAL,
+            r'= 1: must be above 1 with "interleaved"; use 2 or more, or 1f1b',
+        ),
+        (
+            run("zbv", 2, virtual_pipeline_model_parallel_size=3),
+            VIRTUAL,
+            r'= 3: must be 2 with "zbv"; leave it out',
+        ),
+        (
+            run("1f1b", 2, virtual_pipeline_model_parallel_size=2),
+            VIRTUAL,
+            r'= 2: must be 1 with "1f1b"; leave it out',
+        ),
+        (run("1f1b", 4, layers=3), RANKS, r"= 4: must be at most model.num_layers 3"),
+        (run("zbv", 4, layers=7), SCHEDULE, r"makes 8 stages on 4 ranks, more than .* 7"),
+        (
+            run("interleaved", 4, layers=11, virtual_pipeline_model_parallel_size=3),
+            SCHEDULE,
+            r"makes 12 stages on 4 ranks, more than model.num_layers 11; use fewer",
+        ),
+        (
+            run("zbv", 2, pipeline_model_parallel_layout=[4, 4]),
+            LAYOUT,
+            r"entry for each stage \(pipeline_model_parallel_size 2, 4 stages in all\); it has 2",
+        ),
+        (
+            run("interleaved", 4, batch=12, virtual_pipeline_model_parallel_size=2),
+            "training.global_batch_size",
+            r"= 12: makes 6 micro-batches .* interleaved needs a multiple of 4; .* 8 or 16",
+        ),
+        (
+            run("chimera", 2, batch=6),
+            "training.global_batch_size",
+            r"= 6: makes 3 micro-batches a step, but chimera needs a multiple of 2; .* 4 or 8",
+        ),
+        (
+            run("zb-h1", 1) | {"deepspeed": {"zero_optimization": {"stage": 3}}},
+            SCHEDULE,
+            r"cannot run with ZeRO stage 3.*use 1f1b or gpipe",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(problems, changes, path: str, words: str) -> None:
+    found = problems(changes, world_size=changes["parallel"]["pipeline_model_parallel_size"])
+    assert list(found) == [path]
+    assert re.search(words, str(found[path])), found[path]
+
+
+def test_batches_of_the_ramp_up_must_fit_too(problems, load) -> None:
+    changes = run("chimera", 2)
+    changes["training"]["rampup_batch_size"] = [4, 4, 100]
+    load(changes, world_size=2)
+    changes["training"]["rampup_batch_size"] = [4, 2, 100]
+    (found,) = problems(changes, world_size=2).values()
+    assert found.path == "training.rampup_batch_size"
+    assert "makes 3 micro-batches a step, but chimera needs a multiple of 2" in found.rule
+
+
+def test_more_replicas_make_fewer_micro_batches(problems, load) -> None:
+    load(run("chimera", 2, batch=4), world_size=2)
+    assert "makes 1 micro-batches" in str(problems(run("chimera", 2, batch=4), world_size=4))
+
+
+def test_virtual_stages_make_more_stages(load) -> None:
+    """virtual_pipeline_model_parallel_size: 3 stages on each of 2 ranks, in the table and here."""
+    changes = run("interleaved", 2, virtual_pipeline_model_parallel_size=3)
+    parallel = load(changes, world_size=2).config.parallel
+    assert num_stages(load(changes, world_size=2).config) == 6
+    schedule = build_schedule(
+        parallel.pipeline_schedule,
+        num_ranks=parallel.pipeline_model_parallel_size,
+        num_microbatches=8,
+        virtual=parallel.virtual_pipeline_model_parallel_size,
+    )
+    assert schedule.num_stages == 6
+
+
+def test_recomputed_layers_are_those_of_a_stage(problems) -> None:
+    changes = run("zbv", 2)
+    changes["training"] |= {"recompute_granularity": "full", "recompute_num_layers": 3}
+    found = problems(changes, world_size=2)["training.recompute_num_layers"]
+    assert "at most the layers of a stage, 2" in found.rule
+
+
+def test_the_advice_uses_the_formula_of_the_schedule(load) -> None:
+    (line,) = load(run("1f1b", 4), world_size=4).warnings
+    assert "stages idle 27% of a step" in line
+    (line,) = load(run("zb-h1", 4), world_size=4).warnings
+    assert "stages idle 11% of a step" in line
+
+
+def test_a_table_lies_beside_the_config_that_names_it(load, table: Path, tmp_path: Path) -> None:
+    config = load(run("mine.json", 2), world_size=2).config
+    assert config.parallel.pipeline_schedule == str(table)
+    assert num_stages(config) == 4
+    child = tmp_path / "inner" / "child.json"
+    child.parent.mkdir()
+    child.write_text(json.dumps({"extends": "../run.json"}))
+    assert load_config(child, world_size=2).config == config
+
+
+def test_a_table_given_by_set_is_relative_to_the_current_folder(
+    load, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    override = f"{SCHEDULE}={tmp_path.name}/mine.json"
+    loaded = load(run("1f1b", 2), world_size=2, overrides=[override])
+    assert loaded.config.parallel.pipeline_schedule == str(table)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        (run("mine.json", 4, batch=16), SCHEDULE, f"is a table for 2 ranks, but {RANKS} is 4"),
+        (
+            run("mine.json", 2, batch=32),
+            "training.global_batch_size",
+            "makes 16 micro-batches a step, but TABLE is a table for 8; use batches of 16",
+        ),
+        (run("mine.json", 2, layers=3), SCHEDULE, "makes 4 stages on 2 ranks, more than"),
+        (
+            run("mine.json", 2, virtual_pipeline_model_parallel_size=2),
+            VIRTUAL,
+            "has no effect with a table; leave it out",
+        ),
+        (run("other.json", 2), SCHEDULE, "is no table that can run: No such file or directory"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(
+    problems, changes, path: str, words: str, table: Path
+) -> None:
+    found = problems(changes, world_size=changes["parallel"]["pipeline_model_parallel_size"])
+    assert list(found) == [path]
+    assert words.replace("TABLE", str(table)) in str(found[path])
+
+
+def test_a_table_that_cannot_run_is_refused_with_the_reason(problems, table: Path) -> None:
+    table.write_text(table.read_text().replace("B0.3 ", ""))
+    (found,) = problems(run("mine.json", 2), world_size=2).values()
+    assert found.path == SCHEDULE
+    assert found.rule == "is no table that can run: rank 0: B(stage 0, micro-batch 3) is missing"
+
+
+def test_a_ramp_up_cannot_run_on_a_table(problems, table: Path) -> None:
+    changes = run("mine.json", 2)
+    changes["training"]["rampup_batch_size"] = [4, 4, 100]
+    (found,) = problems(changes, world_size=2).values()
+    assert found.path == "training.rampup_batch_size"
+    assert "makes 2 micro-batches a step" in found.rule

@@ -1,0 +1,118 @@
+"""Idle time and memory of the tables, simulated, beside the published formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_lite.pipeline.actions import Schedule
+from megatron_lite.pipeline.chimera import chimera
+from megatron_lite.pipeline.published import PUBLISHED
+from megatron_lite.pipeline.schedules import SCHEDULES, build_schedule
+from megatron_lite.pipeline.simulate import Times, simulate
+from megatron_lite.pipeline.verify import verify
+
+EQUAL_PARTS = Times(forward=10, backward=20, weight=10)
+SIZES = [(2, 4), (4, 8), (4, 16), (6, 12), (8, 16)]
+TIMES = [EQUAL_PARTS, Times(10, 21, 9), Times(10, 25, 10), Times(20, 26, 6)]
+
+
+def table(name: str, p: int, m: int, times: Times, v: int = 2) -> Schedule:
+    chosen = v if SCHEDULES[name].chunks is None else None
+    return build_schedule(name, num_ranks=p, num_microbatches=m, virtual=chosen, times=times)
+
+
+def bubble(schedule: Schedule, times: Times) -> float:
+    chunks = len(schedule.held_by(0)) // len(schedule.placements)
+    durations = times.durations(split_backward=schedule.split_backward, chunks=chunks)
+    return simulate(schedule, durations=durations).bubble_fraction
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("times", TIMES)
+def test_closed_forms_hold_at_all_times(name: str, times: Times) -> None:
+    for p, m in SIZES:
+        found = bubble(table(name, p, m, times), times)
+        assert found == pytest.approx(PUBLISHED[name].bubble(p, m, 1, times), abs=1e-12), (p, m)
+
+
+@pytest.mark.parametrize("v", [2, 3, 4])
+def test_interleaved(v: int) -> None:
+    """Over ideal (p - 1) / (v m); the first rank keeps 1 + (p - 1) / (p v) of 1F1B's."""
+    for p, m in SIZES:
+        schedule = table("interleaved", p, m, EQUAL_PARTS, v)
+        found = bubble(schedule, EQUAL_PARTS)
+        assert found / (1 - found) == pytest.approx((p - 1) / (v * m))
+        live = verify(schedule).peak_activations
+        assert live[0] / v == pytest.approx(p * (1 + (p - 1) / (p * v)))
+        assert max(live) == live[0]
+
+
+@pytest.mark.parametrize("m", [4, 6, 8, 10, 12, 16, 24, 32])
+def test_chimera_at_equal_times(m: int) -> None:
+    """(p - 2) / (2 m + p - 2) idle, between p / 2 + 1 and p alive, for every even m >= p."""
+    times = Times(forward=10, backward=10, weight=5)
+    for p in (2, 4, 6, 8):
+        if m < p:
+            continue
+        schedule = table("chimera", p, m, times)
+        assert bubble(schedule, times) == pytest.approx((p - 2) / (2 * m + p - 2), abs=1e-12)
+        assert all(p / 2 + 1 <= live <= p for live in verify(schedule).peak_activations)
+
+
+@pytest.mark.parametrize(("p", "m", "step"), [(4, 8, 28), (4, 16, 52), (8, 32, 108)])
+def test_chimera_beats_1f1b_where_a_backward_takes_two_forwards(p: int, m: int, step: int) -> None:
+    schedule = table("chimera", p, m, EQUAL_PARTS)
+    assert bubble(schedule, EQUAL_PARTS) == pytest.approx(1 - 3 * m / step)
+    assert bubble(schedule, EQUAL_PARTS) < bubble(table("1f1b", p, m, EQUAL_PARTS), EQUAL_PARTS)
+    assert max(verify(schedule).peak_activations) <= p
+
+
+@pytest.mark.parametrize(("p", "m", "step"), [(4, 16, 64), (8, 16, 72), (8, 32, 144)])
+def test_chimera_units_one_behind_the_other_do_not(p: int, m: int, step: int) -> None:
+    """Why the tables are arranged anew for every number of micro-batches."""
+    unit = table("chimera", p, p, Times(10, 10, 5))
+    rows = tuple(
+        tuple(
+            replace(action, micro_batch=action.micro_batch + first)
+            for first in range(0, m, p)
+            for action in row
+        )
+        for row in unit.actions
+    )
+    joined = replace(unit, num_microbatches=m, directions=(0, 1) * (m // 2), actions=rows)
+    assert bubble(joined, EQUAL_PARTS) == pytest.approx(1 - 3 * m / step)
+    assert bubble(joined, EQUAL_PARTS) > bubble(table("1f1b", p, m, EQUAL_PARTS), EQUAL_PARTS)
+
+
+def test_more_memory_brings_chimera_to_the_formula_for_equal_times() -> None:
+    """At 8 ranks and 32 micro-batches: 108 forwards' time with 8 alive, 105 with all of them."""
+    durations = EQUAL_PARTS.durations(split_backward=False)
+    roomy = chimera(8, 32, durations=durations, live=32)
+    assert simulate(roomy, durations=durations).makespan == 1050
+    found = bubble(roomy, EQUAL_PARTS)
+    assert found == pytest.approx(PUBLISHED["chimera"].bubble(8, 32, 1, EQUAL_PARTS))
+
+
+def test_zbv_is_idle_in_the_first_and_last_slots_only() -> None:
+    """(p - 1) / (p - 1 + 6 m) at F = B = W, with the memory of 1F1B until W."""
+    for p, m in [*SIZES, (3, 3), (5, 16), (8, 32)]:
+        schedule = table("zbv", p, m, EQUAL_PARTS)
+        assert bubble(schedule, EQUAL_PARTS) == pytest.approx((p - 1) / (p - 1 + 6 * m), abs=1e-12)
+        assert max(verify(schedule).peak_until_weights) == 2 * p
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_dualpipev_is_below_the_formula(times: Times) -> None:
+    """A forward of ours is sent on before the backward that it is paired with begins."""
+    for p, m in SIZES:
+        schedule = table("dualpipev", p, m, times)
+        assert bubble(schedule, times) < PUBLISHED["dualpipev"].bubble(p, m, 2, times)
+        assert max(verify(schedule).peak_activations) == 2 * p + 1
+
+
+def test_dualpipev_at_equal_parts_has_the_idle_time_of_zbv() -> None:
+    for p, m in SIZES:
+        schedules = [table(name, p, m, EQUAL_PARTS) for name in ("dualpipev", "zbv")]
+        assert len({round(bubble(schedule, EQUAL_PARTS), 12) for schedule in schedules}) == 1
