@@ -216,10 +216,12 @@ class Watch:
         """A module that runs in a backward is computed for the second time."""
         return tensor if self._phase == "forward" else f"recomputed {tensor}"
 
-    def _look(self, name: str, tensor: str, values: Tensor) -> None:
+    def _look(self, name: str, tensor: str, values: Tensor | None) -> None:
         self._count += 1
-        if self._micro_batch in self.found or not values.is_floating_point():
+        if self._micro_batch in self.found:
             return
+        if values is None or not values.is_floating_point():
+            return  # None: the first half of a backward has no gradient for this weight yet
         if (bad := nonfinite_values(values)) is not None:
             self.found[self._micro_batch] = Finding(
                 self._phase, self._stage, self._micro_batch, self._count, name, tensor, bad

@@ -13,7 +13,7 @@ from megatron_lite.numerics.replicas import content_hash, drift
 def test_every_element_and_its_place_count(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "_BLOCK", 16)  # several blocks, the last one not full
+    monkeypatch.setitem(replicas._BLOCK, "cpu", 16)  # several blocks, the last one not full
     values = torch.randn(5, 9).to(dtype)
     found = {int(content_hash(values))}
     for place in range(values.numel()):
