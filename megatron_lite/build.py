@@ -19,6 +19,7 @@ from megatron_lite.build_model import (
     build_plan,
     build_stages,
 )
+from megatron_lite.checkpoint.save import require_room
 from megatron_lite.config.batch import num_microbatches
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
@@ -70,6 +71,10 @@ def build_trainer(
     weight_gradients = WeightGradients() if plan.sample.split_backward else None
     context = build_context(config, place, streams, weight_gradients)
     stages = build_stages(config, context, plan, place.groups.grid, vocab_size=vocab_size)
+    if config.checkpoint.save is not None and config.launch.preflight != "off":
+        parameters = unique(p for stage in stages.values() for p in stage.parameters())
+        written = parameters if place.groups.gradient.rank == 0 else ()
+        require_room(place.run_dir / config.checkpoint.save, map(placement_of, written))
     engine = build_engine(config, place, stages, weight_gradients)
     started = perf_counter()
     place.heartbeat.at("loading")

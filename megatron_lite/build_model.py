@@ -72,6 +72,7 @@ def build_plan(config: RunConfig, dp: int) -> SchedulePlan:
         config.parallel.pipeline_schedule,
         num_ranks=config.parallel.pipeline_model_parallel_size,
         num_microbatches=num_microbatches(first, training.micro_batch_size, dp),
+        virtual=config.parallel.virtual_pipeline_model_parallel_size,
     )
 
 

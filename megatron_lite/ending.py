@@ -29,7 +29,7 @@ class Ending:
     """The bad ends of this rank; each ends the process."""
 
     def __init__(self, outcome: Outcome, stop: StopRequest, *, rank: int) -> None:
-        self._outcome, self._stop, self._rank = outcome, stop, rank
+        self.outcome, self.stop, self._rank = outcome, stop, rank
         self.peers: Peers | None = None
         """Known once the process group is there."""
 
@@ -40,7 +40,7 @@ class Ending:
         if self._rank > 0 and self.peers is not None:
             teller = min(self.peers.leave(patience=PATIENCE))
         if self._rank == teller:
-            self._outcome.end("refused", str(error))
+            self.outcome.end("refused", str(error))
             print(error, file=sys.stderr, flush=True)
         if self._rank == 0 and self.peers is not None:
             self.peers.leave(patience=PATIENCE)
@@ -49,7 +49,7 @@ class Ending:
     def stopped(self, error: Exception) -> NoReturn:
         """All ranks agreed that the run can't go on."""
         if self._rank == 0:
-            self._outcome.end("failed", str(error))
+            self.outcome.end("failed", str(error))
             print(f"training stopped: {error}", file=sys.stderr, flush=True)
         if self.peers is not None:
             self.peers.leave(patience=PATIENCE)
@@ -69,21 +69,21 @@ class Ending:
             self._tell_the_cause()
         _leave(FAILED)
 
-    def hung(self, examine: Callable[[], tuple[int | None, str] | None]) -> None:
+    def hung(self, examine: Callable[[], tuple[int | None, str] | None], *, after: float) -> None:
         """Nothing has moved here for too long, and this thread is not the one that hangs.
 
         `examine` tells which rank is the cause, if any, and the story; None where other ranks move,
-        so that there is no reason to end. Returns in this case alone.
+        so that there is no reason to end. Returns in this case alone. Others have `after` seconds
+        to tell it first.
         """
-        if self._outcome.read().get("state") not in FINAL:
-            # Spread, so that a thousand ranks do not read each other's files at once.
-            time.sleep(min(5.0, 0.02 * self._rank))
-        if self._outcome.read().get("state") not in FINAL:
+        if self.outcome.read().get("state") not in FINAL:
+            time.sleep(after)
+        if self.outcome.read().get("state") not in FINAL:
             found = examine()
             if found is None:
                 return
             rank, said = found
-            self._outcome.end("failed", said, rank=rank)
+            self.outcome.end("failed", said, rank=rank)
             print(f"rank {self._rank} ends the run: {said}", file=sys.stderr, flush=True)
         else:
             self._tell_the_cause()
@@ -98,14 +98,14 @@ class Ending:
         second signal, and when no step ends.
         """
         lost = [] if self.peers is None else self.peers.gone()
-        if self._stop.heeded and self._stop.reason is None and not lost:
-            self._stop.ask(number.name)
+        if self.stop.heeded and self.stop.reason is None and not lost:
+            self.stop.ask(number.name)
             Thread(target=self._wait_for_the_answer, args=[number], daemon=True).start()
         else:
             self._stopped_by(number)
 
     def _wait_for_the_answer(self, number: signal.Signals) -> None:
-        if not self._stop.answered.wait(self._stop.patience):
+        if not self.stop.answered.wait(self.stop.patience):
             self._stopped_by(number)
 
     def _stopped_by(self, number: signal.Signals) -> NoReturn:
@@ -119,7 +119,7 @@ class Ending:
         _leave(FAILED)
 
     def _tell_the_cause(self) -> None:
-        status = self._outcome.read()
+        status = self.outcome.read()
         cause = f"rank {status.get('rank')}: {status.get('error')}"
         print(f"rank {self._rank} stops because of {cause}", file=sys.stderr, flush=True)
 
@@ -127,9 +127,9 @@ class Ending:
         """Leave word, of a rank that died without one if there is any; True if that is this one."""
         lost = [] if self.peers is None else self.peers.gone()
         if not lost:
-            return self._outcome.end("failed", said)
+            return self.outcome.end("failed", said)
         said = f"ended without a word: killed, or left early; rank {self._rank} noticed ({said})"
-        self._outcome.end("failed", said, rank=lost[0])
+        self.outcome.end("failed", said, rank=lost[0])
         return False
 
 

@@ -25,8 +25,12 @@ from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import Group, ProcessGroups
 from megatron_lite.rendezvous import which_start
 
-RANKS_A_SECOND = 256
+RANKS_A_SECOND = 512
 """Heartbeats that a shared file system is asked to take; more ranks beat less often."""
+EXAMINERS = 16
+"""Ranks that look for the one that hangs, each at all heartbeats; the others let them, and do it
+themselves only if no word was left after LATE seconds."""
+LATE = 25.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,12 @@ class Life:
         """The run came to its end in order; its process groups may go then."""
         self.heartbeat.at("ended", state)
         self.watchdog.stop()
+
+
+def turn(rank: int, world_size: int) -> float:
+    """Seconds after which a rank looks for the one that hangs."""
+    examines = rank % max(1, world_size // EXAMINERS) == 0
+    return min(0.02 * rank, 5.0) if examines else LATE
 
 
 def counted_groups(groups: ProcessGroups) -> dict[str, Counted]:

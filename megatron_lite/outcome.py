@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,15 @@ class Outcome:
     def end(self, state: str, error: str, *, rank: int | None = None) -> bool:
         """Tell how the run ended, and because of which rank (None: this one).
 
-        False where another rank was faster; what it told stays.
+        False where another rank was faster; what it told stays. Where nothing can be written, this
+        rank's console is all there is.
         """
         rank = self._rank if rank is None else rank
         before = self.read()
         if before.get("state") in FINAL:
             return before.get("rank") == rank
-        self._replace({"state": state, "rank": rank, "error": error})
+        with suppress(OSError):
+            self._replace({"state": state, "rank": rank, "error": error})
         return True
 
     def _replace(self, status: Mapping[str, Any]) -> None:

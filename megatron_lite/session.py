@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,13 @@ from megatron_lite.data.errors import DataError
 from megatron_lite.ending import Ending
 from megatron_lite.guard import TrainingStopped
 from megatron_lite.health.peers import Peers
+from megatron_lite.health.preflight.checks import Preflight
+from megatron_lite.health.preflight.verdict import PreflightFailed
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.watch import when_orphaned, when_signalled
 from megatron_lite.health.watchdog import GRACE
-from megatron_lite.life import Life, counted_groups, who_hangs
+from megatron_lite.life import Life, counted_groups, turn, who_hangs
+from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
@@ -62,42 +66,67 @@ def run(
     if launcher is not None:
         when_orphaned(launcher, ending.orphaned)
     try:
-        life = begin_life(loaded, run_dir, rank=rank)
-        device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
-        ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
-        limit = 60 * loaded.config.parallel.distributed_timeout_minutes
-        life.watchdog.arm(limit, lambda: ending.hung(lambda: who_hangs(run_dir, limit)))
-        return _train(loaded, run_dir, outcome, stop, life, rank=rank, device=device)
+        place, life = _prepare(loaded, run_dir, ending, rank=rank, local_rank=local_rank)
+        return _train(loaded, place, outcome, life)
     except Refused as error:
         ending.refused(error)
-    except (TrainingStopped, CheckpointError) as error:
-        # Both are agreed among the ranks before they are raised.
+    except (TrainingStopped, CheckpointError, PreflightFailed) as error:
+        # All are agreed among the ranks before they are raised.
         ending.stopped(error)
     except BaseException as error:
         ending.failed(error)
 
 
-def _train(
-    loaded: LoadedConfig,
-    run_dir: Path,
-    outcome: Outcome,
-    stop: StopRequest,
-    life: Life,
-    *,
-    rank: int,
-    device: torch.device,
-) -> int:
+def plan_grid(loaded: LoadedConfig, *, rank: int) -> Grid:
+    """The grid of the run, seen from this rank."""
     try:
-        grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
+        return build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
     except ScheduleError as error:
         raise Refused(f"parallel.pipeline_schedule: {error}") from error
+
+
+def _prepare(
+    loaded: LoadedConfig,
+    run_dir: Path,
+    ending: Ending,
+    *,
+    rank: int,
+    local_rank: int,
+) -> tuple[Place, Life]:
+    """Meet the other ranks, check what all of them run on, and make the groups."""
+    grid = plan_grid(loaded, rank=rank)
+    life = begin_life(loaded, run_dir, grid)
+    device, store = meet(loaded, rank=rank, local_rank=local_rank)
+    # A connection of its own: one that waits in a collective can't be asked anything else.
+    peers = dist.PrefixStore("peers", store.clone())
+    ending.peers = Peers(peers, rank=rank, world_size=loaded.world_size)
+    limit, after = _timeout(loaded).total_seconds(), turn(rank, loaded.world_size)
+    if life is not None:
+        life.watchdog.arm(
+            limit, lambda: ending.hung(lambda: who_hangs(run_dir, limit), after=after)
+        )
+    with suppress(OSError):  # where nothing can be written, the preflight tells
+        ending.outcome.write("running")
+    preflight = Preflight(
+        loaded.config,
+        run_dir,
+        store=dist.PrefixStore("preflight", store.clone()),
+        rank=rank,
+        world_size=loaded.world_size,
+        device=device,
+    )
+    preflight.nodes(local_rank=local_rank, env=os.environ)
+    assert life is not None, "the preflight found a folder in which no heartbeat could be written"
     if rank == 0:
         describe(loaded, run_dir, holders=len(grid.gradient_groups()[0]))
-    outcome.write("running")
-    groups = ProcessGroups.create(grid, timeout=_timeout(loaded) + timedelta(seconds=GRACE))
+    groups = join(loaded, grid, store, device)
     life.heartbeat.count(counted_groups(groups))
+    preflight.groups(groups.communicators, give_up=ending.stopped)
+    return Place(groups, device, run_dir, ending.stop, life.heartbeat), life
+
+
+def _train(loaded: LoadedConfig, place: Place, outcome: Outcome, life: Life) -> int:
     try:
-        place = Place(groups, device, run_dir, stop, life.heartbeat)
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
@@ -112,12 +141,17 @@ def _train(
     return {"done": 0, "requeue": 3}[state]
 
 
-def begin_life(loaded: LoadedConfig, run_dir: Path, *, rank: int) -> Life:
-    """This rank's heartbeat and watchdog; Refused where they can't write."""
-    grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
+def begin_life(loaded: LoadedConfig, run_dir: Path, grid: Grid) -> Life | None:
+    """This rank's heartbeat and watchdog.
+
+    None where the run's folder can't be written: the preflight tells on which nodes. Refused if
+    there is none.
+    """
     try:
         return Life.begin(run_dir, grid, os.environ)
     except OSError as error:
+        if loaded.config.launch.preflight != "off":
+            return None
         raise Refused(f"{run_dir}: heartbeats can't be written there: {error}") from error
 
 
@@ -128,10 +162,8 @@ def _fit(trainer: Trainer) -> str:
         raise Refused(str(error)) from error
 
 
-def open_distributed(
-    loaded: LoadedConfig, *, rank: int, local_rank: int
-) -> tuple[torch.device, Any]:
-    """Join the process group; returns this process's device and the job's key-value store."""
+def meet(loaded: LoadedConfig, *, rank: int, local_rank: int) -> tuple[torch.device, Any]:
+    """This process's device, and the job's key-value store; no process group yet."""
     # DeepSpeed calls collectives by names that torch 2.13 deprecates, at every use.
     warnings.filterwarnings("ignore", message=".torch.distributed", category=FutureWarning)
     torch.backends.cuda.matmul.allow_tf32 = loaded.config.precision.tf32
@@ -143,19 +175,22 @@ def open_distributed(
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
-    timeout = _timeout(loaded)
     if loaded.world_size == 1:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    else:
-        store = _meet(rank, loaded.world_size, timeout)
+        return device, dist.TCPStore("127.0.0.1", 0, is_master=True)
+    return device, _meet(rank, loaded.world_size, _timeout(loaded))
+
+
+def join(loaded: LoadedConfig, grid: Grid, store: Any, device: torch.device) -> ProcessGroups:
+    """Make the process group of all ranks, and those of the grid."""
+    timeout = _timeout(loaded) + timedelta(seconds=GRACE)
     dist.init_process_group(
-        backend="nccl" if cuda else "gloo",
+        backend="nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore("groups", store),
-        rank=rank,
-        world_size=loaded.world_size,
-        timeout=timeout + timedelta(seconds=GRACE),
+        rank=grid.rank,
+        world_size=grid.world_size,
+        timeout=timeout,
     )
-    return device, dist.PrefixStore("peers", store)
+    return ProcessGroups.create(grid, timeout=timeout)
 
 
 def _meet(rank: int, world_size: int, timeout: timedelta) -> Any:

@@ -30,6 +30,7 @@ from megatron_lite.checkpoint.scan import file_facts
 from megatron_lite.checkpoint.tensor_file import TensorWriter
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.reductions import together
+from megatron_lite.sharding.placement import Piece, Placement
 from megatron_lite.sharding.plan import LogicalTensor
 
 T = TypeVar("T")
@@ -89,6 +90,20 @@ def save(root: Path, snapshot: Snapshot, *, keep_last: int | None = None) -> Sav
     saving = Save(root, snapshot, keep_last=keep_last)
     saving.write()
     return saving.finish()
+
+
+def require_room(root: Path, placements: Iterable[Placement]) -> None:
+    """CheckpointError on every rank where a checkpoint would not fit beside those that are there.
+
+    Collective. `placements` are those of a rank's parameters; of several replicas one names its.
+    """
+    counted = (placement for placement in placements if placement.counted)
+    own = stored_bytes(piece for placement in counted for piece in placement.pieces())
+    sizes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(sizes, own)
+    with together(CheckpointError):
+        if dist.get_rank() == 0:
+            store.require_space(root, sum(sizes) - store.swept_bytes(root))
 
 
 class Save:
@@ -200,14 +215,15 @@ class Save:
         )
 
 
+def stored_bytes(pieces: Iterable[Piece]) -> int:
+    """What all states of these take in a checkpoint."""
+    return sum(4 * piece.box.numel * len(STATES) for piece in pieces)
+
+
 def _size(fragments: Iterable[Fragment]) -> int:
     """Bytes that a rank writes."""
-    return sum(
-        4 * piece.box.numel * len(STATES)
-        for fragment in fragments
-        if fragment.placement.counted
-        for piece in fragment.pieces
-    )
+    counted = (fragment for fragment in fragments if fragment.placement.counted)
+    return stored_bytes(piece for fragment in counted for piece in fragment.pieces)
 
 
 def _told(root: Path, work: Callable[[], T]) -> T:

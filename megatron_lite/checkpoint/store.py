@@ -141,14 +141,24 @@ def begin(root: Path, step: int) -> Path:
 
 def sweep(root: Path) -> None:
     """Remove what killed saves of any step left; a reshard's work is left to that command."""
-    for left in root.glob(".global_step*.tmp"):
-        if not (left / RESUMABLE).is_file():
-            _delete(left)
+    for left in _left(root):
+        _delete(left)
+
+
+def swept_bytes(root: Path) -> int:
+    """What `sweep` would set free."""
+    return sum(f.stat().st_size for left in _left(root) for f in left.rglob("*") if f.is_file())
+
+
+def _left(root: Path) -> list[Path]:
+    return [p for p in root.glob(".global_step*.tmp") if not (p / RESUMABLE).is_file()]
 
 
 def require_space(root: Path, wanted: int) -> None:
-    """CheckpointError where the file system of `root` has less than `wanted` bytes left."""
-    free = shutil.disk_usage(root).free
+    """CheckpointError where the file system of `root`, which may not be there yet, has less than
+    `wanted` bytes left."""
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
     if free < wanted:
         raise CheckpointError(
             f"{root}: {wanted / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; delete old "

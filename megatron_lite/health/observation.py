@@ -8,11 +8,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron_lite.health import processes
-from megatron_lite.health.record import FOLDER, Record, read
+from megatron_lite.health.record import FOLDER, Record, path_of, read
 
 FROZEN_AFTER = 7.0
 """Seconds, and three beats more, after which a rank that does not beat is taken for frozen."""
@@ -87,16 +87,23 @@ def observe(run_dir: Path, *, sleep: Callable[[float], None] = time.sleep) -> Ob
         raise ValueError(f"{run_dir / FOLDER}: no heartbeats: no run has started here")
     one = next(iter(first.values())).facts
     looks = 1 + round((FROZEN_AFTER + 3 * one.pulse_seconds) / _POLL)
-    beats: set[int] = set()
-    now = first
+    ranks = {rank: Seen(record, False, _state(record)) for rank, record in first.items()}
     for _ in range(looks):
-        beats |= {r for r in now if r not in first or now[r].pulse.count != first[r].pulse.count}
-        ranks = {rank: Seen(record, rank in beats, _state(record)) for rank, record in now.items()}
-        if all(s.beats or s.ended or s.gone or s.stopped for s in ranks.values()):
+        waited_for = [
+            r for r, s in ranks.items() if not (s.beats or s.ended or s.gone or s.stopped)
+        ]
+        if not waited_for:
             break
         sleep(_POLL)
-        now = records(run_dir)
-    return Observation(one.world_size, ranks)
+        for rank in waited_for:
+            record = read(path_of(run_dir, rank))
+            ranks[rank] = Seen(record, record.pulse != first[rank].pulse, _state(record))
+    # Once more, now that it is known who beats: what they say belongs to one moment.
+    last = records(run_dir)
+    return Observation(
+        one.world_size,
+        {rank: replace(s, record=last.get(rank, s.record)) for rank, s in ranks.items()},
+    )
 
 
 def _state(record: Record) -> str | None:

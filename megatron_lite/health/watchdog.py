@@ -20,7 +20,7 @@ from megatron_lite.health.processes import own_work
 
 STACKS_AFTER = 60.0
 """Seconds without movement after which a rank writes its stacks, or a third of the limit."""
-GRACE = 30.0
+GRACE = 60.0
 """Seconds by which others give up later than the watchdog: collectives, and faulthandler's timer.
 So the watchdog's word, which names the rank that hangs, is the first one."""
 ALONE = ("start-up", "loading", "save")

@@ -71,6 +71,13 @@ class ProcessGroups:
             upstream=along("pp"),
         )
 
+    @property
+    def communicators(self) -> dict[str, Group]:
+        """The groups over which ranks sum, by name; all ranks have the same names."""
+        everyone = Group(tuple(range(self.grid.world_size)), self.grid.rank, dist.group.WORLD)
+        summing = ("tensor", "data", "gradient", "pipeline", "model", "embedding")
+        return {"world": everyone} | {name: getattr(self, name) for name in summing}
+
     @classmethod
     def single(cls) -> ProcessGroups:
         """The groups of a lone process that never initialised torch.distributed."""

@@ -83,8 +83,7 @@ def ours(shape: Shape, spec: dict[str, Any]) -> Step:
     from megatron_lite.build_model import Place, build_grid
     from megatron_lite.config.batch import train_iters
     from megatron_lite.config.load import load_config
-    from megatron_lite.mpu.groups import ProcessGroups
-    from megatron_lite.session import open_distributed
+    from megatron_lite.session import join, meet
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     overrides = [
@@ -92,8 +91,9 @@ def ours(shape: Shape, spec: dict[str, Any]) -> Step:
         f"training.compile={json.dumps(spec['compile'])}",
     ]
     loaded = load_config(Path(spec["folder"]) / "config.json", overrides, world_size)
-    device, _ = open_distributed(loaded, rank=rank, local_rank=rank)
-    groups = ProcessGroups.create(build_grid(loaded.config, rank=rank, world_size=world_size))
+    device, store = meet(loaded, rank=rank, local_rank=rank)
+    grid = build_grid(loaded.config, rank=rank, world_size=world_size)
+    groups = join(loaded, grid, store, device)
     run_dir = Path(spec["run_dir"])
     run_dir.mkdir(exist_ok=True)
     trainer = build_trainer(loaded.config, Place(groups, device, run_dir))

@@ -139,12 +139,14 @@ def _ranked(processes: int) -> list[dict[str, str]]:
 
 def _child(argv: list[str], env: dict[str, str], paths: tuple[str, str]) -> None:
     from megatron_lite.train import main
-    from tests.distributed import faulty
+    from tests.distributed import bad_node, faulty
 
     for number, path in enumerate(paths, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update(env)
     multiprocessing.set_start_method("fork", force=True)
+    if "BAD_NODE" in env:
+        bad_node.install(env["BAD_NODE"])
     if "FAULT" in env:
         faulty.install(env["FAULT"], env.get("DEAF", ""))
     sys.exit(main(argv))

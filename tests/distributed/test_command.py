@@ -70,6 +70,7 @@ def test_a_run_leaves_what_starts_it_again(config: Path, tmp_path: Path) -> None
         "config.json",
         "ds_config.json",
         "metrics.jsonl",
+        "preflight.json",
         "status.json",
         "heartbeats",
         "stacks",
@@ -206,6 +207,8 @@ def test_b29_a_run_that_can_not_go_on_fails_and_says_where(config: Path, tmp_pat
 def test_a_failed_save_fails_the_run(config: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file in the way")
     ended = alone(config, tmp_path)
+    assert ended.code == 1 and "preflight: rank 0 on node " in status(tmp_path)["error"]
+    ended = alone(config, tmp_path, "launch.preflight=off")
     assert ended.code == 1 and "Traceback" not in ended.err
     assert f"saving to {tmp_path}/checkpoints failed" in ended.err
     assert status(tmp_path)["state"] == "failed"

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from megatron_lite.checkpoint.save import Saved
+from megatron_lite.pipeline.schedules import build_schedule
+from megatron_lite.pipeline.table_files import table_as_json
 from megatron_lite.trainer import Trainer
 from tests.distributed.faults import train_poisoned
 from tests.distributed.models import GPT, LLAMA, write_config
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import Result, merged, train
-from tests.distributed.small import layout
+from tests.distributed.small import layout, rows
 from tests.distributed.test_fp16 import alike
 from tests.distributed.test_parity import assert_same_training
 
@@ -94,6 +96,26 @@ def test_schedule_parity(
     chosen = overrides(schedule, pp, zero)
     runs = on_ranks(pp * dp, train, configs[model], chosen, tmp_path, watchdog=120)
     assert_same_training(runs, reference(model))
+
+
+@pytest.mark.parametrize(("name", "pp"), [("zbv", 2), ("chimera", 4)])
+def test_a_table_from_a_file_trains_the_same_model(
+    name: str,
+    pp: int,
+    configs: dict[str, Path],
+    reference: Callable[[str], Result],
+    tmp_path: Path,
+) -> None:
+    """With two stages a rank, and with two directions; evaluation runs on its placement, too."""
+    table = build_schedule(name, num_ranks=pp, num_microbatches=8)
+    path = tmp_path / "mine.json"
+    path.write_text(table_as_json(table))
+    chosen = [*layout(1, pp), f"parallel.pipeline_schedule={path}"]
+    chosen += ["training.eval_interval=10", "training.eval_iters=1"]
+    runs = on_ranks(pp, train, configs["tied"], chosen, tmp_path, watchdog=120)
+    assert_same_training(runs, reference("tied"))
+    (valid,) = rows(tmp_path, "valid")
+    assert 0 < valid["lm_loss"] < 10
 
 
 def test_split_and_bidirectional_gradients_are_those_of_1f1b(

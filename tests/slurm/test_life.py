@@ -106,6 +106,7 @@ def test_two_nodes_train_to_the_end(unbroken: Path) -> None:
     text = output(unbroken)
     assert text.count(f" iteration       {STEPS}/") == 1, "one rank speaks"
     assert "start 1 of job" in text and "Traceback" not in text
+    assert "preflight | 4 ranks on 2 nodes: n1, n2 |" in text and "clocks within" in text
 
 
 def test_asked_to_leave_it_is_queued_again_and_goes_on(

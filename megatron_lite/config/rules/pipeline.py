@@ -61,6 +61,9 @@ def table_can_run(cfg: RunConfig) -> Iterator[Problem]:
     if table.num_ranks != pp:
         rule = f"is a table for {table.num_ranks} ranks, but {RANKS} is {pp}"
         yield Problem(SCHEDULE, name, rule, f"use {RANKS} {table.num_ranks}, or another table")
+    for rank in sorted(set(range(table.num_ranks)) - set(table.placements[0])):
+        rule = f"gives rank {rank} no stage, so it would have nothing to evaluate or to train"
+        yield Problem(SCHEDULE, name, rule, "place a stage of the first direction on every rank")
 
 
 def schedule_suits_ranks(cfg: RunConfig) -> Iterator[Problem]:
@@ -88,6 +91,33 @@ def virtual_stages_suit(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(VIRTUAL, virtual, f'must be above 1 with "{name}"', "use 2 or more, or 1f1b")
     elif chunks is not None and virtual not in (None, chunks):
         yield Problem(VIRTUAL, virtual, f'must be {chunks} with "{name}"', "leave it out")
+
+
+def split_backwards_are_not_compiled(cfg: RunConfig) -> Iterator[Problem]:
+    """A compiled layer's backward is one piece: no weight gradient of it can wait."""
+    name, table = cfg.parallel.pipeline_schedule, _table(cfg)
+    split = SCHEDULES[name].split_backward if table is None else table.split_backward
+    if split and cfg.training.compile:
+        rule = f"cannot run with {SCHEDULE} {name}, which splits the backward of every layer"
+        yield Problem("training.compile", True, rule, "use false, or a schedule without W")
+
+
+def two_ways_are_mirrored(cfg: RunConfig) -> Iterator[Problem]:
+    """Where a table has two directions, the ranks that hold the same stages come in pairs."""
+    table = _table(cfg)
+    if table is None or len(table.placements) == 1:
+        return
+    held = [{stage for _, stage in table.held_by(rank)} for rank in range(table.num_ranks)]
+    for rank, stages in enumerate(held[: len(held) // 2 + 1]):
+        other = len(held) - 1 - rank
+        if rank == other or held[other] != stages:
+            rule = (
+                f"has two directions, so rank {rank} and its mirror image, rank {other}, must be "
+                "two ranks that hold the same stages"
+            )
+            name = cfg.parallel.pipeline_schedule
+            yield Problem(SCHEDULE, name, rule, "place the second direction the other way round")
+            return
 
 
 def stages_have_layers(cfg: RunConfig) -> Iterator[Problem]:
@@ -150,6 +180,8 @@ RULES: tuple[Rule, ...] = (
     table_can_run,
     schedule_suits_ranks,
     virtual_stages_suit,
+    split_backwards_are_not_compiled,
+    two_ways_are_mirrored,
     stages_have_layers,
     layout_covers_layers,
 )

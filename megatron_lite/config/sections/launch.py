@@ -1,12 +1,14 @@
-"""`launch`: the machines a run asks for; the launch scripts read it, training only checks it."""
+"""`launch`: the machines a run asks for, which the launch scripts read, and their check."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from megatron_lite.config.fields import DERIVE, Derived, Flag, PositiveWhole, Section, Text
 
 
 class LaunchConfig(Section):
-    """The machines a run asks for."""
+    """The machines a run asks for, and their check."""
 
     nodes: PositiveWhole = 1
     """Machines."""
@@ -30,3 +32,7 @@ class LaunchConfig(Section):
 
     job_name: Text | None = None
     """Name of the Slurm job. null: that of the run folder."""
+
+    preflight: Literal["full", "nodes", "off"] = "full"
+    """What is checked before the model is built: code, config, versions, files, folders and clocks
+    of all ranks (nodes), and also an all-reduce over each group (full)."""

@@ -55,4 +55,5 @@ class ParallelConfig(Section):
     memory."""
 
     distributed_timeout_minutes: PositiveNumber = 10.0
-    """Minutes a collective may wait for a rank before the run fails."""
+    """Minutes without movement after which the run fails and names the rank that hangs; ranks also
+    meet within them at the start. A collective by itself gives up a minute later."""

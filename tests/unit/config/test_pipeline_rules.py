@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,8 +13,10 @@ import pytest
 from megatron_lite.config.load import load_config
 from megatron_lite.config.rules.pipeline import num_stages
 from megatron_lite.config.sections.parallel import ScheduleName
+from megatron_lite.pipeline.actions import Action
 from megatron_lite.pipeline.schedules import SCHEDULES, build_schedule
 from megatron_lite.pipeline.table_files import table_as_json
+from megatron_lite.pipeline.verify import execution_order
 
 SCHEDULE = "parallel.pipeline_schedule"
 RANKS = "parallel.pipeline_model_parallel_size"
@@ -209,3 +212,34 @@ def test_a_ramp_up_cannot_run_on_a_table(problems, table: Path) -> None:
     (found,) = problems(changes, world_size=2).values()
     assert found.path == "training.rampup_batch_size"
     assert "makes 2 micro-batches a step" in found.rule
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zbv", "dualpipev"])
+def test_split_backwards_are_not_compiled(load, problems, name: str) -> None:
+    changes = run(name, 2)
+    changes["training"]["compile"] = True
+    found = problems(changes, world_size=2)["training.compile"]
+    assert found.rule.startswith(f"cannot run with {SCHEDULE} {name}")
+
+
+def test_two_ways_of_a_table_are_mirrored(load, problems, tmp_path: Path) -> None:
+    """Chimera's own table is accepted; with its second direction like the first it is not."""
+    table = build_schedule("chimera", num_ranks=4, num_microbatches=8)
+    path = tmp_path / "two.json"
+    path.write_text(table_as_json(table))
+    load(run(str(path), 4), world_size=4)
+    same = replace(table, placements=(table.placements[0], table.placements[0]))
+    rows: list[list[Action]] = [[] for _ in range(4)]
+    for _, action in execution_order(table):
+        rows[same.rank_of(action.stage, action.micro_batch)].append(action)
+    path.write_text(table_as_json(replace(same, actions=tuple(map(tuple, rows)))))
+    (found,) = problems(run(str(path), 4), world_size=4).values()
+    assert "rank 0 and its mirror image, rank 3, must be two ranks" in found.rule
+
+
+def test_a_table_without_a_stage_for_a_rank_is_refused(problems, tmp_path: Path) -> None:
+    table = build_schedule("1f1b", num_ranks=2, num_microbatches=8)
+    path = tmp_path / "idle.json"
+    path.write_text(table_as_json(replace(table, num_ranks=3, actions=(*table.actions, ()))))
+    (found,) = problems(run(str(path), 3), world_size=3).values()
+    assert "gives rank 2 no stage" in found.rule

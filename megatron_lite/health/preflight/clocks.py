@@ -1,0 +1,66 @@
+"""How far the nodes' clocks are from rank 0's, measured as NTP does, through the job's store.
+
+A rank asks rank 0 for the time and takes the answer for that of the middle between question and
+answer; of several exchanges the quickest is the most exact, to half of what it took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megatron_lite.health.preflight.exchange import Exchange
+
+EXCHANGES = 5
+
+
+@dataclass(frozen=True)
+class Skew:
+    """Seconds that a clock is ahead of rank 0's, known to within `error`."""
+
+    seconds: float
+    error: float
+
+    @property
+    def at_least(self) -> float:
+        """Seconds of difference that are certain."""
+        return max(0.0, abs(self.seconds) - self.error)
+
+
+def clock_skews(
+    exchange: Exchange,
+    witnesses: Sequence[int],
+    *,
+    limit: float,
+    clock: Callable[[], float] | None = None,
+) -> dict[int, Skew]:
+    """Compare the clocks of some ranks, one of each node, with rank 0's; a collective call.
+
+    Rank 0 gets all skews by rank, the others nothing. One that does not come in `limit` seconds is
+    left out.
+    """
+    now = clock or time.time
+    if exchange.rank in witnesses:
+        _ask(exchange, now, limit)
+    if exchange.rank != 0:
+        return {}
+    for rank in witnesses:
+        for number in range(EXCHANGES):
+            if not exchange.told(f"clock {number}", ranks=[rank], limit=limit):
+                break
+            exchange.answer(f"clock {number} of {rank}", now())
+    told = exchange.told("skew", ranks=witnesses, limit=limit)
+    return {rank: Skew(*values) for rank, values in told.items()}
+
+
+def _ask(exchange: Exchange, now: Callable[[], float], limit: float) -> None:
+    found = []
+    for number in range(EXCHANGES):
+        before = now()
+        exchange.tell(f"clock {number}", None)
+        there = exchange.answered(f"clock {number} of {exchange.rank}", limit=limit)
+        after = now()
+        found.append(Skew((before + after) / 2 - there, abs(after - before) / 2))
+    best = min(found, key=lambda skew: skew.error)
+    exchange.tell("skew", [best.seconds, best.error])

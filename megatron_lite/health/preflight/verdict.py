@@ -1,0 +1,71 @@
+"""Judge: rank 0 collects what is wrong, all ranks hear the same verdict. Used by both checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_lite.health.preflight.exchange import Exchange
+from megatron_lite.health.preflight.record import Record
+
+GRACE = 10.0
+"""Seconds that a rank waits for rank 0's word beyond what rank 0 itself may need."""
+
+
+class PreflightFailed(Exception):
+    """The nodes are not fit for the run; says which ranks on which nodes, the same on all ranks."""
+
+    @classmethod
+    def of(cls, faults: Sequence[str]) -> PreflightFailed:
+        """With one or several faults."""
+        if len(faults) == 1:
+            return cls(f"preflight: {faults[0]}")
+        return cls(f"preflight: {len(faults)} faults:" + "".join(f"\n  {text}" for text in faults))
+
+
+class Judge:
+    """One rank's end; the `record` is rank 0's."""
+
+    def __init__(self, exchange: Exchange, run_dir: Path) -> None:
+        self.exchange, self.record, self._run_dir = exchange, Record(), run_dir
+
+    @property
+    def presides(self) -> bool:
+        """Whether this is rank 0."""
+        return self.exchange.rank == 0
+
+    def answered(self, topic: str, limit: float) -> Any:
+        """Rank 0's answer; PreflightFailed where it does not come."""
+        try:
+            return self.exchange.answered(topic, limit=limit)
+        except TimeoutError as error:
+            raise PreflightFailed.of([str(error)]) from None
+
+    def silent(self, told: Mapping[int, Any]) -> list[int]:
+        """The ranks that have not told anything."""
+        return [rank for rank in range(self.exchange.world_size) if rank not in told]
+
+    def settle(self, topic: str, limit: float) -> None:
+        """Pronounce the faults so far, or wait for that; PreflightFailed on all ranks if any."""
+        if self.presides:
+            faults = self.pronounce(self.exchange, topic)
+        else:
+            faults = self.answered(topic, limit)
+        if faults:
+            raise PreflightFailed.of(faults)
+
+    def finish(self) -> None:
+        """Rank 0: tell what was found and keep it."""
+        if self.presides:
+            self.record.write(self._run_dir)
+            self.record.tell()
+
+    def pronounce(self, exchange: Exchange, topic: str) -> list[str]:
+        """Rank 0: say the faults so far to all. With faults the record is kept as it is."""
+        faults = self.record.findings.faults
+        if faults:
+            self.record.write(self._run_dir)
+            self.record.warn()
+        exchange.answer(topic, faults)
+        return faults
