@@ -52,13 +52,17 @@ def test_the_first_bad_value_is_named(config: Path, tmp_path: Path) -> None:
             [*layout(1, 2), STOP, 'parallel.pipeline_schedule="zb-h1"'],
             Spoil("backward", "layers.0.mlp", 0, micro_batch=1),
         ),
+        Case(
+            [*layout(1, 2), STOP, 'parallel.pipeline_schedule="chimera"'],
+            Spoil("forward", "layers.0.mlp.down", 3, stage=0),
+        ),
     ]
     everyones = on_ranks(4, run_cases, config, cases, tmp_path, watchdog=120)
     assert all(errors == everyones[0] for errors in everyones), "all ranks tell the same"
     errors, names = everyones[0], ("rank", "stage", "layer", "phase", "micro_batch", "name")
-    told = [written(tmp_path / str(number)) for number in range(5)]
+    told = [written(tmp_path / str(number)) for number in range(6)]
     firsts = [one["findings"][0] for one in told]
-    assert [one["reproduced"] for one in told] == [True] * 5
+    assert [one["reproduced"] for one in told] == [True] * 6
     assert told[0]["micro_batches_not_finite"] == {"replica 1": [1]}
     assert told[2]["micro_batches_not_finite"] == {"replica 0": [0, 1, 2, 3]}
 
@@ -96,7 +100,10 @@ def test_the_first_bad_value_is_named(config: Path, tmp_path: Path) -> None:
     assert facts(firsts[3], *names) == [2, 0, 1, "forward", 1, "layers.1.attention.output"]
     assert firsts[3]["samples"][0]["sample"] == 7, "rank 2 is the second replica"
     assert facts(firsts[4], *names) == [0, 0, 0, "backward", 1, "layers.0.mlp"]
-    for number in range(5):
+    # Its second direction begins on the last rank, with the second micro-batch of the replica.
+    assert facts(firsts[5], *names) == [3, 0, 0, "forward", 1, "layers.0.mlp.down"]
+    assert firsts[5]["samples"][0]["sample"] == 7
+    for number in range(6):
         (row,) = rows(tmp_path / str(number), "nonfinite")
         assert (row["iteration"], row["action"]) == (2, "stop")
         assert row["file"].endswith("nonfinite/iteration_2.json")

@@ -27,6 +27,9 @@ class Spoil:
     """Of the module (of the parameter: "weight") within the rank's stage."""
     rank: int = 0
     micro_batch: int = 0
+    """Which of those that the rank runs through the stage."""
+    stage: int | None = None
+    """None: the rank's only one."""
     iteration: int = 2
     again: bool = True
     """Also when the step is run again."""
@@ -36,7 +39,8 @@ class Spoil:
     def __call__(self, trainer: Trainer) -> None:
         if dist.get_rank() != self.rank:
             return
-        (stage,) = trainer.engine.modules().values()
+        stages = trainer.engine.modules()
+        (stage,) = stages.values() if self.stage is None else [stages[self.stage]]
         begin, state = trainer.engine.begin_step, {"step": 0, "forward": -1}
 
         def begin_step(count: int, *, diagnose: bool = False) -> None:
