@@ -187,5 +187,5 @@ def _story(facts: Mapping[str, Any]) -> str:
         story += f". Its micro-batch is {'; '.join(sample['text'] for sample in first['samples'])}"
     numbers = facts["micro_batches_not_finite"]
     if (total := sum(map(len, numbers.values()))) > 1:
-        story += f". Not finite are {total} micro-batches of {len(numbers)} replicas"
+        story += f". In all {total} micro-batches are not finite"
     return story

@@ -1,4 +1,4 @@
-"""Going back needs a checkpoint to go back to."""
+"""Going back needs a checkpoint to go back to, a comparison something to compare."""
 
 from __future__ import annotations
 
@@ -37,3 +37,25 @@ def test_refused(problems, changes, path: str, words: str) -> None:
 def test_accepted(load) -> None:
     load({"training": {"on_nan": "rewind", "rewind_batches": 5}, **SAVING})
     load({"training": SPIKE | {"max_rewinds": 1}, **SAVING})
+
+
+@pytest.mark.parametrize(
+    ("parallel", "stage", "world_size", "compares"),
+    [
+        ({}, 1, 1, False),
+        ({}, 1, 2, True),
+        ({}, 3, 2, False),
+        ({"tensor_model_parallel_size": 2}, 3, 2, True),
+        ({"pipeline_model_parallel_size": 2}, 1, 2, True),
+    ],
+)
+def test_a_check_of_replicas_without_replicas(
+    load, parallel: dict, stage: int, world_size: int, *, compares: bool
+) -> None:
+    changes = {
+        "parallel": parallel,
+        "deepspeed": {"zero_optimization": {"stage": stage}},
+        "training": {"check_replicas_interval": 5},
+    }
+    lines = load(changes, world_size=world_size).warnings
+    assert any("nothing to compare" in line for line in lines) != compares
