@@ -33,12 +33,14 @@ from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine
+from megatron_lite.engine.measures import Measures
 from megatron_lite.engine.param_groups import unique
 from megatron_lite.forensics import Forensics
 from megatron_lite.guard import Guard
 from megatron_lite.layers.context import placement_of
 from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.layers.kernels import describe_kernels
+from megatron_lite.monitoring.profiler import Profiler
 from megatron_lite.monitoring.stragglers import DeviceStopwatch, HostStopwatch, WorkClock
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.random import RngStreams
@@ -51,6 +53,7 @@ from megatron_lite.report import Reporter, Speed
 from megatron_lite.resume import Start, restore
 from megatron_lite.rewinding import Rewinder
 from megatron_lite.saving import Saver
+from megatron_lite.stage_report import StageReport
 from megatron_lite.trainer import Part, Trainer
 
 
@@ -100,6 +103,7 @@ def build_trainer(
             world_size=place.groups.grid.world_size,
             device=_device_name(place.device),
         ),
+        stages=StageReport(plan, place.groups.grid, place.device, config.training.micro_batch_size),
         rank=place.groups.grid.rank,
         device=place.device,
     )
@@ -149,6 +153,8 @@ def build_trainer(
         device=place.device,
         stop=place.stop,
         heartbeat=place.heartbeat,
+        measures=Measures(config.logging, engine, place.device),
+        profiler=Profiler(config.logging, place.run_dir / "profile", rank=place.groups.grid.rank),
     )
 
 
@@ -209,9 +215,13 @@ def _tell(place: Place, work: WorkClock) -> Note:
     heartbeat, ranks = place.heartbeat, place.groups.pipeline.ranks
 
     def note(action: Action | None, message: Message | None) -> None:
-        waits = message is not None or action is None
         if heartbeat.phase == "forward-backward":
-            (work.pause if waits else work.begin)()
+            if action is None:
+                work.pause()
+            elif message is None:
+                work.begin((action.kind, action.stage))
+            else:
+                work.wait()
         if message is None:
             heartbeat.doing(action or "")
         else:

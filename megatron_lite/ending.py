@@ -76,20 +76,23 @@ class Ending:
         so that there is no reason to end. Returns in this case alone. Others have `after` seconds
         to tell it first.
         """
-        if self.outcome.read().get("state") not in FINAL:
+        if not self._told():
             time.sleep(after)
-        if self.outcome.read().get("state") not in FINAL:
-            found = examine()
-            if found is None:
-                return
+        found = None if self._told() else examine()
+        if self._told():  # by another rank, perhaps while this one looked
+            self._tell_the_cause()
+        elif found is None:
+            return
+        else:
             rank, said = found
             self.outcome.end("failed", said, rank=rank)
             print(f"rank {self._rank} ends the run: {said}", file=sys.stderr, flush=True)
-        else:
-            self._tell_the_cause()
         if self.peers is not None:
             self.peers.end_stopped()
         _leave(FAILED)
+
+    def _told(self) -> bool:
+        return self.outcome.read().get("state") in FINAL
 
     def signalled(self, number: signal.Signals) -> None:
         """Somebody wants this process to end: a launcher that saw another rank die, or a person.

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from megatron_lite.health import stacks
 from megatron_lite.health.diagnosis import describe, diagnose
 from megatron_lite.health.heartbeat import Counted, Heartbeat
 from megatron_lite.health.observation import observe
 from megatron_lite.health.processes import birth
 from megatron_lite.health.record import GROUPS, Facts, RecordFile
-from megatron_lite.health.stacks import STACKS
 from megatron_lite.health.watchdog import Watchdog
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import Group, ProcessGroups
@@ -56,8 +56,10 @@ class Life:
             pulse_seconds=max(1.0, grid.world_size / RANKS_A_SECOND),
             place=grid.coordinates,
         )
+        file = stacks.create(run_dir, grid.rank)
+        stacks.answer(file)  # before the heartbeat tells anybody whom to ask
         heartbeat = Heartbeat(RecordFile(run_dir, facts), facts)
-        watchdog = Watchdog(heartbeat, run_dir, rank=grid.rank, pulse_seconds=facts.pulse_seconds)
+        watchdog = Watchdog(heartbeat, file, pulse_seconds=facts.pulse_seconds)
         watchdog.start()
         return cls(heartbeat, watchdog)
 
@@ -99,5 +101,5 @@ def who_hangs(run_dir: Path, limit: float) -> tuple[int | None, str] | None:
     return (
         found.lagging[0].rank if found.lagging else None,
         f"nothing has moved for {limit / 60:g} minutes (parallel.distributed_timeout_minutes): "
-        f"{told}. The Python stacks are in {run_dir / STACKS}",
+        f"{told}. The Python stacks are in {run_dir / stacks.STACKS}",
     )

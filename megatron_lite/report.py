@@ -1,21 +1,24 @@
-"""Reporter: one run's console lines, metrics.jsonl and TensorBoard, written by rank 0.
+"""Reporter: one run's console lines, metrics.jsonl and curves, written by rank 0.
 
 It turns what happened into rows; it decides nothing about training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from megatron_lite.boards import Boards
 from megatron_lite.checkpoint.save import Saved
 from megatron_lite.config.batch import train_iters
+from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.engine.interface import StepOutcome
+from megatron_lite.engine.measures import Measured
 from megatron_lite.guard import Fault
 from megatron_lite.monitoring.console import (
     checkpoint_line,
@@ -36,8 +39,8 @@ from megatron_lite.monitoring.metrics import (
     RewindMetrics,
     StepMetrics,
 )
+from megatron_lite.monitoring.scalars import Position, at, of_evaluation, of_stages, of_step
 from megatron_lite.monitoring.stragglers import slowest
-from megatron_lite.monitoring.tensorboard import TensorBoardWriter
 from megatron_lite.monitoring.throughput import (
     model_flops_per_token,
     model_flops_utilization,
@@ -46,9 +49,10 @@ from megatron_lite.monitoring.throughput import (
     tokens_per_second,
 )
 from megatron_lite.monitoring.timers import Lap, StepTimer
-from megatron_lite.mpu.reductions import largest, of_all_ranks
+from megatron_lite.mpu.reductions import largest
 from megatron_lite.progress import Progress
 from megatron_lite.resume import Start
+from megatron_lite.stage_report import StageReport
 
 
 def _print(line: str) -> None:
@@ -87,12 +91,13 @@ class Reporter:
         run_dir: Path,
         progress: Progress,
         speed: Speed,
+        stages: StageReport,
         rank: int,
         device: torch.device,
         echo: Callable[[str], None] = _print,
     ) -> None:
         self._config, self._speed, self._device = config, speed, device
-        self._run_dir = run_dir
+        self._stages = stages
         self._total = train_iters(config.training)
         self._echo = echo if rank == 0 else _silent
         self._seen = (progress.skipped, progress.nan)
@@ -101,21 +106,32 @@ class Reporter:
         self._loss_scale = 1.0
         self._told_slow: int | None = None
         self._metrics: MetricsWriter | None = None
-        self._board: TensorBoardWriter | None = None
-        if rank == 0:
-            self._metrics = MetricsWriter(run_dir / "metrics.jsonl")
-            self._board = self._new_board(progress)
+        self._boards: Boards | None = None
+        self._run_dir, self._writes = run_dir, rank == 0
+        self._open(progress)
 
-    def _new_board(self, progress: Progress) -> TensorBoardWriter | None:
-        """Curves that go on from where the run stands."""
-        directory = self._config.logging.tensorboard_dir
-        if directory is None:
-            return None
-        return TensorBoardWriter(
-            self._run_dir / directory,
-            iteration=progress.iteration,
-            consumed_samples=progress.consumed_samples,
-        )
+    def rewind(self, progress: Progress) -> None:
+        """Training goes back to an earlier step: set aside what was reported beyond it."""
+        self.close()
+        self._seen = (progress.skipped, progress.nan)
+        self._open(progress)
+
+    def _open(self, progress: Progress) -> None:
+        """Open all files, and tell what of an earlier start is set aside."""
+        if not self._writes:
+            return
+        start = Position(progress.iteration, progress.consumed_samples)
+        path = self._run_dir / "metrics.jsonl"
+        self._metrics = MetricsWriter(path, last_iteration=start.iteration)
+        if self._metrics.superseded:
+            self._echo(
+                f" {self._metrics.superseded} rows of {path} lie beyond iteration "
+                f"{start.iteration}, from where the run goes on: moved to {self._metrics.other} |"
+            )
+        config = resolved_dict(self._config)
+        self._boards = Boards(self._config.logging, self._run_dir, start=start, config=config)
+        if self._boards.tensorboard_dir is not None:
+            self._echo(f" curves: tensorboard --logdir {self._boards.tensorboard_dir} |")
 
     def say(self, line: str) -> None:
         """Print a line, once for the whole run."""
@@ -131,6 +147,7 @@ class Reporter:
         batch: int,
         loss: float,
         learning_rate: float,
+        measured: Measured,
     ) -> None:
         """One log step: `lap_samples` samples since the last one, `batch` samples in this step."""
         speed = self._speed
@@ -144,8 +161,8 @@ class Reporter:
         )
         microseconds, _ = largest(round(1e6 * lap.waited), self._device)
         self._waited += microseconds / 1e6
-        worked = of_all_ranks(round(1e6 * lap.worked), self._device)
-        slow = slowest([each / 1e6 for each in worked], lap.seconds)
+        times = self._stages.gather(lap.worked, iterations=lap.iterations, batch=batch)
+        slow = slowest(times.worked, lap.seconds_per_iteration)
         row = StepMetrics(
             iteration=progress.iteration,
             consumed_samples=progress.consumed_samples,
@@ -165,6 +182,11 @@ class Reporter:
             slowest_rank=slow.rank,
             slowest_rank_share=slow.share,
             slowest_rank_ratio=slow.ratio,
+            bubble=times.bubble,
+            simulated_bubble=times.simulated_bubble,
+            stage_forward_ms=[1000 * t.forward for t in times.stages.values()],
+            stage_backward_ms=[1000 * t.backward for t in times.stages.values()],
+            stage_idle_ms=[1000 * t.idle for t in times.stages.values()],
         )
         self._seen = (progress.skipped, progress.nan)
         self._losses.append(loss)
@@ -187,8 +209,23 @@ class Reporter:
         self._peak = max(self._peak, peak)
         if self._metrics is not None:
             self._metrics.write(row)
-        if self._board is not None:
-            self._board.train(row, world_size=speed.world_size, mem_max_allocated_bytes=peak)
+        if self._boards is not None:
+            self._boards.write(
+                of_step(
+                    row,
+                    world_size=speed.world_size,
+                    mem_max_allocated_bytes=peak,
+                    params_norm=measured.params_norm,
+                    num_zeros=measured.num_zeros,
+                )
+            )
+            self._boards.write(at(progress.iteration, of_stages(times.stages)))
+            self._boards.histograms(measured.histograms, progress.iteration)
+
+    def texts(self, texts: Mapping[str, str]) -> None:
+        """Markdown by tag, for TensorBoard."""
+        if self._boards is not None:
+            self._boards.texts(texts)
 
     def evaluation(
         self, part: Literal["valid", "test"], progress: Progress, *, loss: float, seconds: float
@@ -204,8 +241,8 @@ class Reporter:
         self._echo(evaluation_line(row))
         if self._metrics is not None:
             self._metrics.write(row)
-        if self._board is not None:
-            self._board.evaluation(row)
+        if self._boards is not None:
+            self._boards.write(of_evaluation(row))
 
     def saved(self, saved: Saved, progress: Progress, *, seconds: float, waited: float) -> None:
         """One checkpoint written; training waited for it `waited` seconds."""
@@ -261,7 +298,7 @@ class Reporter:
             f" went back from iteration {fault.iteration} to {progress.iteration} | leaving out "
             f"samples {skipped[0]} to {skipped[1] - 1} | rewinds of this run: {progress.rewinds} |"
         )
-        self._seen = (progress.skipped, progress.nan)
+        self.rewind(progress)
         if self._metrics is not None:
             row = RewindMetrics(
                 iteration=progress.iteration,
@@ -269,11 +306,10 @@ class Reporter:
                 from_iteration=fault.iteration,
                 skip_samples=skipped,
                 rewinds=progress.rewinds,
+                because=f"{fault.event}: {fault.story}",
+                file=fault.file,
             )
             self._metrics.write(row)
-        if self._board is not None:
-            self._board.close()
-            self._board = self._new_board(progress)
 
     def summary(self, progress: Progress, timer: StepTimer, reason: str) -> None:
         """The last words of this start of the run."""
@@ -303,7 +339,7 @@ class Reporter:
 
     def close(self) -> None:
         """Close the files."""
-        for writer in (self._metrics, self._board):
+        for writer in (self._metrics, self._boards):
             if writer is not None:
                 writer.close()
 

@@ -39,6 +39,7 @@ from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
 from megatron_lite.pipeline.actions import ScheduleError
 from megatron_lite.rendezvous import meeting_point
+from megatron_lite.run_texts import run_texts
 from megatron_lite.trainer import Trainer
 
 
@@ -130,6 +131,7 @@ def _train(loaded: LoadedConfig, place: Place, outcome: Outcome, life: Life) -> 
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
+    trainer.report.texts(run_texts(trainer, os.environ))
     state = _fit(trainer)
     dist.barrier()
     reason = {} if trainer.left_because is None else {"reason": trainer.left_because}

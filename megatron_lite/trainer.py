@@ -20,10 +20,12 @@ from megatron_lite.data.loader import MicroBatch
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
+from megatron_lite.engine.measures import Measures
 from megatron_lite.forensics import Taken
 from megatron_lite.guard import Fault, Guard, TrainingStopped
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
+from megatron_lite.monitoring.profiler import Profiler, phase
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.mappings import all_reduce
@@ -68,6 +70,8 @@ class Trainer:
     device: torch.device
     stop: StopRequest
     heartbeat: Heartbeat
+    measures: Measures
+    profiler: Profiler
     left_because: str | None = None
     """Why training ended before its end."""
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
@@ -85,6 +89,8 @@ class Trainer:
         except TrainingStopped:
             self.saver.finish()  # a save on its way is worth having
             raise
+        finally:
+            self.profiler.close()
 
     def _fit(self) -> Literal["done", "requeue"]:
         self.saver.nothing_new(self.progress.iteration)
@@ -119,8 +125,13 @@ class Trainer:
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
-        self.heartbeat.at("waiting for data", iteration=progress.iteration + 1)
-        with self.timer.waiting():
+        coming = progress.iteration + 1
+        logged = coming % self.config.logging.log_interval == 0 or coming == total
+        self.heartbeat.at("waiting for data", iteration=coming)
+        with self.timer.apart("trace"):
+            self.profiler.begin(coming)
+        self.measures.watch(logged=logged)
+        with self.timer.waiting(), phase("data"):
             read = list(islice(self.train_batches, count))
         batches = [micro.to(self.device) for micro in read]
         taken = self._taken(batch, batches)
@@ -129,12 +140,12 @@ class Trainer:
         losses, tokens = taken.run(batches, None)
         self.heartbeat.at("optimizer step")
         rate = self._rate(batch, progress.updates + 1, total)
-        verdict = self.guard.step(taken, losses, tokens, lr=rate, progress=progress)
+        with phase("optimizer"):
+            verdict = self.guard.step(taken, losses, tokens, lr=rate, progress=progress)
         outcome, loss, fault = verdict.outcome, verdict.loss, verdict.fault
         self._advance(batch, outcome)
         self.timer.step_done()
         self.heartbeat.at("logging")
-        logged = self._due(self.config.logging.log_interval) or progress.iteration == total
         if logged and loss is None:
             loss = mean_over_tokens(losses, tokens, self.groups)
         if loss is not None:
@@ -271,6 +282,7 @@ class Trainer:
             batch=batch,
             loss=loss,
             learning_rate=rate,
+            measured=self.measures.take(self.progress.iteration),
         )
         self._logged_samples = consumed
 

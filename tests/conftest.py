@@ -1,9 +1,19 @@
-"""Options and markers for the whole suite."""
+"""Options and markers for the whole suite, and a run that several folders look at."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.resumed import resumed_run
+
 torch.set_num_threads(1)  # tests of several ranks share the cores
+
+
+@pytest.fixture(scope="session")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that went on from before its last log step."""
+    return resumed_run(tmp_path_factory.mktemp("resumed"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ from megatron_lite.pipeline.verify import verify
 
 _EPILOG = """Times are those of one micro-batch on a rank's whole share of the model; a stage takes
 its part of them where a rank holds several in one direction. Ranks start together, and a rank
-computes on while it sends. Activations are counted in micro-batches of one stage."""
+computes on while it sends. Activations are counted in micro-batches of one stage; in 1F1B's unit
+where a rank holds one stage, --json says them again."""
 
 
 def _parse() -> argparse.Namespace:
@@ -42,17 +44,19 @@ def _parse() -> argparse.Namespace:
         "--virtual", type=int, metavar="V", help="stages a rank, where the schedule leaves it open"
     )
     times = parser.add_argument_group("times (ms)")
-    times.add_argument("--forward-ms", type=float, default=10.0, metavar="MS")
+    times.add_argument("--forward-ms", type=_milliseconds, default=10.0, metavar="MS")
     times.add_argument(
-        "--backward-ms", type=float, default=20.0, metavar="MS", help="the whole backward"
+        "--backward-ms", type=_milliseconds, default=20.0, metavar="MS", help="the whole backward"
     )
     times.add_argument(
         "--weight-ms",
-        type=float,
+        type=_milliseconds,
         metavar="MS",
         help="the part of the backward that a split can defer (default: half)",
     )
-    times.add_argument("--p2p-ms", type=float, default=0.0, metavar="MS", help="of a message")
+    times.add_argument(
+        "--p2p-ms", type=_milliseconds, default=0.0, metavar="MS", help="of a message"
+    )
     parser.add_argument(
         "--live", type=int, metavar="N", help="let Chimera keep N micro-batches alive (default: P)"
     )
@@ -60,11 +64,32 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--save-table", type=Path, metavar="FILE", help="write it as a JSON table")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     options = parser.parse_args()
-    if options.table is None and None in (options.stages, options.micro_batches):
-        parser.error("--stages and --micro-batches are needed")
-    if not options.compare and len(options.micro_batches or [0]) > 1:
-        parser.error("several --micro-batches are for --compare")
+    if fault := _fault(options):
+        parser.error(fault)
     return options
+
+
+def _fault(options: argparse.Namespace) -> str | None:
+    """Options that don't go together."""
+    sizes = (options.stages, options.micro_batches)
+    if options.table is not None and any(size is not None for size in (*sizes, options.virtual)):
+        return "--stages, --micro-batches and --virtual are those of the table"
+    if options.table is None and None in sizes:
+        return "--stages and --micro-batches are needed"
+    if not options.compare and len(options.micro_batches or [0]) > 1:
+        return "several --micro-batches are for --compare"
+    if options.compare and (options.json or options.plot or options.save_table):
+        return "--compare prints a table and nothing else"
+    if options.live is not None and options.schedule != "chimera":
+        return "--live is for chimera; the others keep what their rule says"
+    return None
+
+
+def _milliseconds(text: str) -> float:
+    time = float(text)
+    if not 0 <= time < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time")
+    return time
 
 
 def main() -> None:
@@ -91,8 +116,6 @@ def main() -> None:
 
 
 def _schedule(options: argparse.Namespace, times: Times) -> Schedule:
-    if options.live is not None and options.schedule != "chimera":
-        raise ScheduleError("--live is for chimera; the others keep what their rule says")
     if options.table is not None:
         return read_table(options.table)
     count = options.micro_batches[0]
@@ -127,6 +150,9 @@ def _facts(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
         "bubble_fraction": timeline.bubble_fraction,
         "idle_ms": [timeline.makespan - time for time in busy],
         "peak_live_activations": list(report.peak_activations),
+        "peak_live_in_1f1b_units": [
+            live * schedule.num_ranks / schedule.num_stages for live in report.peak_activations
+        ],
         "peak_until_weights": list(report.peak_until_weights),
     }
 
@@ -158,16 +184,15 @@ def _comparison(options: argparse.Namespace, times: Times) -> list[str]:
     rows = [head, ["---"] * len(head)]
     for name, family in SCHEDULES.items():
         chunks = family.chunks or options.virtual or 2
-        tables = [
-            build_schedule(
-                name,
-                num_ranks=options.stages,
-                num_microbatches=count,
-                virtual=chunks,
-                times=times,
-            )
-            for count in counts
-        ]
+        sizes = {"num_ranks": options.stages, "virtual": chunks}
+        try:
+            tables = [
+                build_schedule(name, num_microbatches=count, times=times, **sizes)
+                for count in counts
+            ]
+        except ScheduleError as reason:
+            rows.append([name, str(reason), *[""] * (len(head) - 2)])
+            continue
         rows.append([name, *_kept(name, tables, chunks), *_bubbles(name, tables, chunks, times)])
     return ["| " + " | ".join(row) + " |" for row in rows]
 

@@ -61,6 +61,7 @@ _RULES: tuple[tuple[str, str, Callable[[RunConfig], Any]], ...] = (
     ("training", "eval_micro_batch_size", lambda c: c.training.micro_batch_size),
     ("optimizer", "lr_decay_iters", _lr_decay_iters),
     ("checkpoint", "exit_on_missing_checkpoint", lambda c: c.checkpoint.load is not None),
+    ("logging", "profile_step_end", lambda c: c.logging.profile_step_start + 4),
     (
         "launch",
         "gpus_per_node",

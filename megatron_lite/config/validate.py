@@ -14,6 +14,7 @@ from megatron_lite.config.rules import (
     checkpoint,
     engine,
     files,
+    logging,
     model,
     parallel,
     pipeline,
@@ -29,12 +30,14 @@ RULES = (
     *engine.RULES,
     *files.RULES,
     *checkpoint.RULES,
+    *logging.RULES,
 )
 WORLD_RULES = (
     *parallel.WORLD_RULES,
     *pipeline.WORLD_RULES,
     *training.WORLD_RULES,
     *engine.WORLD_RULES,
+    *logging.WORLD_RULES,
 )
 
 
@@ -67,8 +70,9 @@ def advise(config: RunConfig, world_size: int) -> list[str]:
 
 
 def missing_files(config: Draft | RunConfig) -> list[Problem]:
-    """Files of the section `data` that this machine lacks: faults only where the run starts."""
-    return list(files.missing_files(cast(RunConfig, config)))
+    """Files and packages that this machine lacks: faults only where the run starts."""
+    cfg = cast(RunConfig, config)
+    return [*files.missing_files(cfg), *logging.missing_packages(cfg)]
 
 
 def default_world_size(draft: Draft | RunConfig) -> int | None:

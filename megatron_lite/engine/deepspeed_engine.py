@@ -7,7 +7,7 @@ ours and every update is DeepSpeed's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge
 from megatron_lite.checkpoint.fragment import Fragment
 from megatron_lite.engine.adam_state import first_state, forget_powers, set_step, steps_done
 from megatron_lite.engine.deepspeed_setup import (
+    before_update,
     build_optimizer,
     initialize,
     load_scaler,
@@ -94,6 +95,8 @@ class ZeroEngine:
         self._engine = initialize(holder, optimizer, deepspeed_config, DeepSpeedMpu(groups))
         self._held = list(holder.held)
         self._create_moments()
+        self.on_gradients: Callable[[Iterator[Fragment]], None] | None = None
+        before_update(self._engine.optimizer, self._show_gradients)
         self._diagnose = False
         self._culprit: str | None = None
         for held, parameter in zip(self._held, self._parameters, strict=True):
@@ -164,6 +167,19 @@ class ZeroEngine:
             states = {"fp32": mapping.hp_fragment, **mapping.optim_fragment}
             states = {k: states[k].data for k in ("fp32", "exp_avg", "exp_avg_sq")}
             yield Fragment(placement_of(parameter), address.start, states)
+
+    def _show_gradients(self) -> None:
+        if self.on_gradients is not None:
+            self.on_gradients(self._averaged_gradients())
+
+    def _averaged_gradients(self) -> Iterator[Fragment]:
+        for held, parameter in zip(self._held, self._parameters, strict=True):
+            if (mapping := held._hp_mapping) is None:
+                continue
+            grad = mapping.get_lp_grad_fragment(held._index_in_param_group).view(-1)
+            address = mapping.lp_fragment_address
+            assert grad.numel() == address.numel, "DeepSpeed's lists of gradients are misaligned"
+            yield Fragment(placement_of(parameter), address.start, {"grad": grad})
 
     def _create_moments(self) -> None:
         """Create Adam's states now, as the zeros they start from.

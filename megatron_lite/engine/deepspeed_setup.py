@@ -1,4 +1,4 @@
-"""What both ZeRO engines ask of DeepSpeed: initialisation, the Adam that fits, the loss scaler.
+"""What is asked of DeepSpeed: initialisation, the Adam that fits, the loss scaler, CSV files.
 
 The one file that imports deepspeed.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.monitor.config import CSVConfig
+from deepspeed.monitor.csv_monitor import csvMonitor
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import nn
 from torch.utils.cpp_extension import _get_build_directory
@@ -47,6 +49,18 @@ def initialize(
         # trainer has a rule of its own that says where and why.
         scaler.raise_error_at_min_scale = False
     return engine
+
+
+def before_update(optimizer: Any, look: Callable[[], None]) -> None:
+    """Let `look` run where DeepSpeed's gradients are complete and their update is yet to come:
+    within engine.step, which completes them, and before optimizer.step."""
+    step = optimizer.step
+
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        look()
+        return step(*args, **kwargs)
+
+    optimizer.step = looking
 
 
 def build_optimizer(
@@ -95,3 +109,16 @@ def load_scaler(optimizer: Any, state: Mapping[str, Any]) -> None:
     if "cur_iter" in mine and mine.keys() == state.keys():
         for name, value in state.items():
             setattr(optimizer.loss_scaler, name, value)
+
+
+def connect_csv_monitor(
+    folder: Path, with_header: list[str]
+) -> Callable[[Sequence[tuple[str, float, int]]], None]:
+    """DeepSpeed's CSV writer into `folder`: it takes (tag, value, step).
+
+    It puts a header into every file that is new to it; the files `with_header` have one already.
+    """
+    monitor = csvMonitor(CSVConfig(enabled=True, output_path=str(folder), job_name=""))
+    monitor.filenames.extend(with_header)
+    write: Callable[[Sequence[tuple[str, float, int]]], None] = monitor.write_events
+    return write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +39,10 @@ class Working(NamedTuple):
 
 class Engine(Protocol):
     """Forward, backward and optimizer step of one rank."""
+
+    on_gradients: Callable[[Iterator[Fragment]], None] | None
+    """Called within `step`, before the update, with the averaged gradients that this rank owns, as
+    fragments with the state `grad`, times the loss scale."""
 
     @property
     def loss_scale(self) -> float:

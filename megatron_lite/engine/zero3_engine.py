@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from megatron_lite.checkpoint.fragment import Fragment
 from megatron_lite.engine.adam_state import first_state, forget_powers, set_step, steps_done
 from megatron_lite.engine.deepspeed_setup import (
+    before_update,
     build_optimizer,
     initialize,
     load_scaler,
@@ -56,6 +57,8 @@ class Zero3Engine:
         self._culprit: str | None = None
         self._engine = initialize(model, optimizer, deepspeed_config, DeepSpeedMpu(groups))
         self._create_moments()
+        self.on_gradients: Callable[[Iterator[Fragment]], None] | None = None
+        before_update(self._engine.optimizer, self._show_gradients)
 
     def _create_moments(self) -> None:
         """Create Adam's states now, as the zeros they start from, so that they can be exported."""
@@ -125,12 +128,7 @@ class Zero3Engine:
 
     def fragments(self) -> Iterator[Fragment]:
         zero = self._engine.optimizer
-        for parameter in self._parameters:
-            share = parameter.ds_tensor.ds_numel
-            start = self._data_rank * share
-            held = min(share, parameter.ds_numel - start)
-            if held <= 0:
-                continue
+        for parameter, start, held in self._shares():
             keys = {"fp32": None, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
             states = {
                 name: zero._get_fp32_opt_state_partition(
@@ -139,6 +137,23 @@ class Zero3Engine:
                 for name, key in keys.items()
             }
             yield Fragment(placement_of(parameter), start, states)
+
+    def _shares(self) -> Iterator[tuple[Any, int, int]]:
+        """Parameters with the first element and the number of elements that this rank owns."""
+        for parameter in self._parameters:
+            share = parameter.ds_tensor.ds_numel
+            start = self._data_rank * share
+            held = min(share, parameter.ds_numel - start)
+            if held > 0:
+                yield parameter, start, held
+
+    def _show_gradients(self) -> None:
+        if self.on_gradients is not None:
+            read = self._engine.optimizer.get_local_fp32_grad_for_param
+            self.on_gradients(
+                Fragment(placement_of(p), start, {"grad": read(p).view(-1)[:held]})
+                for p, start, held in self._shares()
+            )
 
     def refresh(self) -> None:
         """Copy the masters into the working partitions, which DeepSpeed's own setters don't."""

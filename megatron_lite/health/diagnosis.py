@@ -17,6 +17,7 @@ from megatron_lite.health.record import GROUPS, Record, spans
 
 MOVES_WITHIN = 30.0
 """Seconds without movement that are nothing to worry about."""
+_SENTENCES = 8
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ def diagnose(seen: Observation, *, moves_within: float = MOVES_WITHIN) -> Diagno
     if not alive:
         hangs = any(not one.gone for one in there.values())
     broken = [Lag(rank, why) for rank, one in there.items() if (why := _broken(one))]
-    if len(broken) == len(there):  # which says nothing of any of them
-        broken = [Lag(rank, why) for rank, one in there.items() if (why := _ended_or_held(one))]
-        broken = [] if len(broken) == len(there) else broken
+    if len(broken) == len(there):  # that no heart beats says nothing of any of them
+        broken = [Lag(rank, why) for rank, one in there.items() if (why := _gone_or_held(one))]
+    if all(one.gone for one in there.values()):
+        broken = []
     # Ranks do not come up at the same moment.
     absent = [Lag(r, "has left no heartbeat in this start") for r in seen.missing if hangs]
     lagging = sorted([*broken, *absent], key=lambda lag: lag.rank)
@@ -95,7 +97,7 @@ def wait_graph(records: Mapping[int, Record]) -> dict[int, frozenset[int]]:
     return {rank: frozenset(targets) for rank, targets in waits.items()}
 
 
-def _ended_or_held(one: Seen) -> str:
+def _gone_or_held(one: Seen) -> str:
     if one.gone:
         return "its process is gone"
     return "its process is stopped (SIGSTOP or a debugger)" if one.stopped else ""
@@ -103,7 +105,7 @@ def _ended_or_held(one: Seen) -> str:
 
 def _broken(one: Seen) -> str:
     if one.gone or one.stopped or one.beats:
-        return _ended_or_held(one)
+        return _gone_or_held(one)
     if one.state == "D":
         return "its process waits for a disk or a device (state D)"
     return (
@@ -125,7 +127,9 @@ def _last(seen: Observation, waits: Mapping[int, frozenset[int]]) -> list[Lag]:
     places = {rank: _place(one.record) for rank, one in seen.ranks.items()}
     first = min(places.values())
     behind = [rank for rank, place in places.items() if place == first]
-    if len(behind) == len(places) > 1:
+    if len(places) == 1:
+        return [Lag(behind[0], _broken(seen.ranks[behind[0]]) or "nothing moves")]
+    if len(behind) == len(places):
         return []
     return [Lag(rank, "it is behind the others") for rank in behind]
 
@@ -143,7 +147,10 @@ def describe(found: Diagnosis, seen: Observation) -> list[str]:
         places = {_where(one.record) for one in seen.ranks.values()}
         where = places.pop() if len(places) == 1 else "their collectives"
         return [f"nothing moves, and no rank is behind: all {len(seen.ranks)} are in {where}"]
-    return [_sentence(lag, found, seen.ranks.get(lag.rank)) for lag in found.lagging]
+    told = [_sentence(lag, found, seen.ranks.get(lag.rank)) for lag in found.lagging[:_SENTENCES]]
+    if rest := [lag.rank for lag in found.lagging[_SENTENCES:]]:
+        told.append(f"so do {spans(rest)}")
+    return told
 
 
 def _sentence(lag: Lag, found: Diagnosis, one: Seen | None) -> str:

@@ -98,14 +98,14 @@ class Examination:
 
     def stack_lines(self, *, ask: bool) -> list[str]:
         """The stacks that ranks wrote, those of lagging ranks first; `ask` this machine's for new
-        ones before."""
+        ones before, but for stopped processes, which can't answer."""
         starts: dict[int, int | None] = dict.fromkeys(lag.rank for lag in self.found.lagging)
         starts |= dict.fromkeys(rank for rank in self.seen.ranks if rank not in starts)
         if ask:
             here = {
                 rank: one.record.facts.pid
                 for rank, one in self.seen.ranks.items()
-                if one.state and not one.gone and one.record.facts.born
+                if one.state and not one.gone and not one.stopped and one.record.facts.born
             }
             starts |= stacks.ask(self.run_dir, here)
         return stacks.lines(self.run_dir, starts)

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from megatron_lite.health.processes import STOPPED, has_ended, state
+from megatron_lite.health.processes import has_ended, state
 
 POLL_SECONDS = 0.1
 
@@ -54,9 +54,9 @@ class Peers:
         return [rank for rank, pid in others.items() if has_ended(pid)]
 
     def end_stopped(self) -> None:
-        """End the ranks on this machine that SIGSTOP or a debugger holds: they heed no other."""
+        """End the ranks on this machine that SIGSTOP holds: they heed no other signal."""
         for rank, pid in self._here.items():
-            if rank != self._rank and state(pid) in STOPPED:
+            if rank != self._rank and state(pid) == "T":
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 

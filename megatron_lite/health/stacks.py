@@ -42,6 +42,11 @@ def create(run_dir: Path, rank: int) -> TextIO:
     return file
 
 
+def answer(file: TextIO) -> None:
+    """From now on write stacks to `file` when ASK comes, which ends the process otherwise."""
+    faulthandler.register(ASK, file=file, all_threads=True)
+
+
 def write(file: TextIO, why: str) -> None:
     """Add the stacks of all threads of this process."""
     file.write(f"{_HEAD} {time.strftime('%Y-%m-%d %H:%M:%S')}, {why}\n")

@@ -11,8 +11,8 @@ import faulthandler
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from threading import Event, Thread
+from typing import TextIO
 
 from megatron_lite.health import stacks
 from megatron_lite.health.heartbeat import Heartbeat
@@ -25,7 +25,8 @@ GRACE = 60.0
 So the watchdog's word, which names the rank that hangs, is the first one."""
 ALONE = ("start-up", "loading", "save")
 """Phases in which a process works for minutes without a word; reading, writing and computing are
-movement there, and in the first iteration, which compiles."""
+movement there, and in the first iteration, which compiles. (NCCL computes while it waits: there a
+hang in these phases is left to the collectives' own time-out.)"""
 _CORES, _BYTES = 0.05, 1e6
 """What counts as work, a second."""
 
@@ -33,24 +34,21 @@ _CORES, _BYTES = 0.05, 1e6
 class Watchdog:
     """One rank's; started once, and stopped at the end of the run."""
 
-    def __init__(
-        self, heartbeat: Heartbeat, run_dir: Path, *, rank: int, pulse_seconds: float
-    ) -> None:
+    def __init__(self, heartbeat: Heartbeat, stacks_file: TextIO, *, pulse_seconds: float) -> None:
         self._heartbeat, self._pulse_seconds = heartbeat, pulse_seconds
-        self._stacks = stacks.create(run_dir, rank)
+        self._stacks = stacks_file
         self._count, self._changes, self._work = 0, 0, (0.0, 0)
         self.still = 0.0
         """Seconds without movement; the time in which the process was stopped does not count."""
         self._limit: float | None = None
         self._hung: Callable[[], None] = _nothing
-        self._armed_at, self._told = 0.0, False
+        self._armed_at, self._told, self._unwritten = 0.0, False, False
         self._acting: Thread | None = None
         self._end = Event()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Beat from now on; main thread."""
-        faulthandler.register(stacks.ASK, file=self._stacks, all_threads=True)
+        """Beat from now on."""
         self._thread.start()
 
     def arm(self, limit: float, hung: Callable[[], None]) -> None:
@@ -115,8 +113,9 @@ class Watchdog:
         try:
             file.sync()
         except OSError as error:  # training need not end with it, but a person should know
-            if self._count == 1:
-                print(f"the heartbeat is not written: {error}", file=sys.stderr, flush=True)
+            if not self._unwritten:
+                print(f"the heartbeat can't be written: {error}", file=sys.stderr, flush=True)
+            self._unwritten = True
 
     def _stacks_after(self) -> float:
         return STACKS_AFTER if self._limit is None else min(STACKS_AFTER, self._limit / 3)

@@ -1,7 +1,7 @@
 """The rows of a run's metrics.jsonl and their writer: one JSON object a line.
 
 Holds finished numbers; it neither averages nor reduces over ranks. Made by the trainer, on the one
-process that reports, and read again by console.py and tensorboard.py.
+process that reports, and read again by console.py and scalars.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+
+from megatron_lite.monitoring.superseded import set_aside_rows
 
 PPL_LOSS_CAP = 20.0
 
@@ -30,7 +32,9 @@ class StepMetrics:
     `source_samples` counts for each source of the training data the samples that it has given.
     `slowest_rank` is the one whose own forward and backward work (stragglers.py) took most time:
     `slowest_rank_share` of the time since the previous row (from 0 to 1), and `slowest_rank_ratio`
-    times what the median of the other ranks took.
+    times what the median of the other ranks took. With a pipeline, `bubble` is idle time / (ranks x
+    time) of its forwards and backwards, `simulated_bubble` that of the schedule if all actions of a
+    kind took their mean, and the stages' own times an iteration are in ms.
     """
 
     iteration: int
@@ -51,6 +55,11 @@ class StepMetrics:
     slowest_rank: int = 0
     slowest_rank_share: float = 0.0
     slowest_rank_ratio: float = 1.0
+    bubble: float | None = None
+    simulated_bubble: float | None = None
+    stage_forward_ms: list[float] = field(default_factory=list)
+    stage_backward_ms: list[float] = field(default_factory=list)
+    stage_idle_ms: list[float] = field(default_factory=list)
     event: Literal["train"] = "train"
 
 
@@ -99,13 +108,19 @@ class FaultMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindMetrics:
-    """The run went back from `from_iteration` to `iteration`, leaving out samples [first, last)."""
+    """The run went back from `from_iteration` to `iteration`, leaving out samples [first, last).
+
+    The rows between are set aside, with what was told of the fault, so it is told again: `because`,
+    and `file` as in FaultMetrics.
+    """
 
     iteration: int
     consumed_samples: int
     from_iteration: int
     skip_samples: tuple[int, int]
     rewinds: int
+    because: str
+    file: str | None
     event: Literal["rewind"] = "rewind"
 
 
@@ -141,14 +156,14 @@ def _finite_or_name(value: object) -> object:
 class MetricsWriter:
     """Appends rows to a file and flushes each, so a killed run keeps all rows but a torn last one.
 
-    A resumed run appends to the same file; its "load" row marks where iterations may step back.
+    A run that goes on from `last_iteration` appends to the same file. The rows of an earlier start
+    beyond it, and the torn one, go to `metrics.superseded.jsonl` beside it, `superseded` of them.
     """
 
-    def __init__(self, path: Path) -> None:
-        torn = _ends_within_a_line(path)
+    def __init__(self, path: Path, *, last_iteration: int) -> None:
+        self.other = path.with_suffix(f".superseded{path.suffix}")
+        self.superseded = set_aside_rows(path, self.other, last_iteration=last_iteration)
         self._file = path.open("a", encoding="utf-8")
-        if torn:
-            self._file.write("\n")
 
     def write(self, row: Row) -> None:
         """Appends `row` as one line."""
@@ -169,11 +184,3 @@ class MetricsWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read() != b"\n"

@@ -71,36 +71,66 @@ class DeviceStopwatch:
         return float(begin.elapsed_time(end)) / 1000
 
 
+Part = tuple[str, int]
+"""Kind of an action and its stage."""
+
+
+@dataclass(frozen=True)
+class Worked:
+    """Seconds of a lap of one rank."""
+
+    parts: dict[Part, float] = field(default_factory=dict)
+    """Its own work."""
+    waited: float = 0.0
+    """Waiting for messages between its actions, and before the first one."""
+
+    @property
+    def seconds(self) -> float:
+        """All of its own work."""
+        return sum(self.parts.values())
+
+
 @dataclass
 class WorkClock:
-    """Seconds of one rank's own work since the previous lap."""
+    """What one rank did since the previous lap."""
 
     stopwatch: Stopwatch = field(default_factory=HostStopwatch)
+    _doing: Part | None = None
     _begun: Any = None
-    _spans: deque[tuple[Any, Any]] = field(default_factory=deque)
-    _seconds: float = 0.0
+    _spans: deque[tuple[Part | None, Any, Any]] = field(default_factory=deque)
+    _seconds: dict[Part | None, float] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """An action begins; one before it ends."""
-        self.pause()
-        self._begun = self.stopwatch.mark()
+    def begin(self, part: Part) -> None:
+        """An action begins; what was before it ends."""
+        self._next(part)
+
+    def wait(self) -> None:
+        """The rank waits for a message."""
+        self._next(None)
 
     def pause(self) -> None:
-        """The rank waits, or its actions are done."""
+        """The rank's actions are done."""
         if self._begun is not None:
-            self._spans.append((self._begun, self.stopwatch.mark()))
+            self._spans.append((self._doing, self._begun, self.stopwatch.mark()))
             self._begun = None
         self._count()
 
-    def lap(self) -> float:
+    def lap(self) -> Worked:
         """Ends the lap; what a device has not done yet belongs to the next one."""
         self._count()
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+        seconds, self._seconds = self._seconds, {}
+        waited = seconds.pop(None, 0.0)
+        return Worked({part: each for part, each in seconds.items() if part is not None}, waited)
+
+    def _next(self, part: Part | None) -> None:
+        self.pause()
+        self._doing, self._begun = part, self.stopwatch.mark()
 
     def _count(self) -> None:
-        while self._spans and self.stopwatch.passed(self._spans[0][1]):
-            self._seconds += self.stopwatch.seconds(*self._spans.popleft())
+        while self._spans and self.stopwatch.passed(self._spans[0][2]):
+            part, begin, end = self._spans.popleft()
+            seconds = self.stopwatch.seconds(begin, end)
+            self._seconds[part] = self._seconds.get(part, 0.0) + seconds
 
 
 @dataclass(frozen=True)

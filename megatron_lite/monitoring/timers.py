@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from megatron_lite.monitoring.stragglers import WorkClock
+from megatron_lite.monitoring.stragglers import WorkClock, Worked
 
-Apart = Literal["save", "evaluation"]
+Apart = Literal["save", "evaluation", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Lap:
     iterations: int
     waited: float = 0.0
     """Those of the seconds in which this process waited for data."""
-    worked: float = 0.0
-    """Those that went into its own forward and backward actions, see stragglers.py."""
+    worked: Worked = field(default_factory=Worked)
+    """What went into its own forward and backward actions, see stragglers.py."""
 
     @property
     def seconds_per_iteration(self) -> float:
@@ -51,7 +51,7 @@ class StepTimer:
     _iterations: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.totals = {"train": 0.0, "save": 0.0, "evaluation": 0.0}
+        self.totals = dict.fromkeys(("train", *get_args(Apart)), 0.0)
         self._lap_start = self.clock()
 
     def step_done(self) -> None:

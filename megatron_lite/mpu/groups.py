@@ -75,7 +75,9 @@ class ProcessGroups:
     def communicators(self) -> dict[str, Group]:
         """The groups over which ranks sum, by name; all ranks have the same names."""
         everyone = Group(tuple(range(self.grid.world_size)), self.grid.rank, dist.group.WORLD)
-        summing = ("tensor", "data", "gradient", "pipeline", "model", "embedding")
+        summing = ["tensor", "data", "pipeline", "model", "embedding"]
+        if self.grid.bidirectional:  # otherwise the same ranks as data
+            summing.append("gradient")
         return {"world": everyone} | {name: getattr(self, name) for name in summing}
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,16 +38,16 @@ def any_rank(flag: bool, device: torch.device) -> bool:
 
 def largest(value: int, device: torch.device) -> tuple[int, int]:
     """The largest value of all ranks, and the first rank that has it."""
-    values = of_all_ranks(value, device)
+    values = [of_rank for (of_rank,) in of_all_ranks([value], device)]
     return max(values), values.index(max(values))
 
 
-def of_all_ranks(value: int, device: torch.device) -> list[int]:
-    """The values of all ranks, by rank."""
-    own = torch.tensor([value], dtype=torch.int64, device=device)
+def of_all_ranks(values: Sequence[int], device: torch.device) -> list[list[int]]:
+    """The values of all ranks, by rank; each has the same number of them."""
+    own = torch.tensor(values, dtype=torch.int64, device=device)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, own)
-    return [int(v) for v in everyone]
+    return [each.tolist() for each in everyone]
 
 
 def gather_texts(text: str | None) -> dict[int, str]:

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from megatron_lite.monitoring.profiler import phase
 from megatron_lite.mpu.groups import ProcessGroups
-from megatron_lite.pipeline.actions import Action, Schedule
+from megatron_lite.pipeline.actions import Action, Kind, Schedule
 from megatron_lite.pipeline.messages import Message, consumer, incoming, needs, produces
 from megatron_lite.pipeline.p2p import Mailbox
 
+PHASES: dict[Kind, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
+"""What the actions are called in a profiler's trace."""
 Root = Tensor | GradientEdge
 """Where a backward starts: a loss, or the place in the graph of an output that is sent and gone."""
 
@@ -178,19 +181,22 @@ class _Run:
             self.note(action, step.receive)
             value = self.mailbox.take(step.receive)
         self.note(action, None)
-        result = None
-        if action.kind == "F":
-            result = self._forward(action, value, received=received)
-        elif action.kind == "B":
-            result = self._backward(action, value, received=received)
-        else:
-            self._backward_weight(action)
+        with phase(PHASES[action.kind]):
+            result = self._work(action, value, received=received)
         if step.send is not None:
             assert result is not None
             self.mailbox.send(step.send, result)
         elif (taker := consumer(self.schedule, action)) is not None:
             assert result is not None
             self.handed_over[taker] = result
+
+    def _work(self, action: Action, value: Tensor | None, *, received: bool) -> Tensor | None:
+        if action.kind == "F":
+            return self._forward(action, value, received=received)
+        if action.kind == "B":
+            return self._backward(action, value, received=received)
+        self._backward_weight(action)
+        return None
 
     def _forward(self, action: Action, hidden: Tensor | None, *, received: bool) -> Tensor:
         training = not self.schedule.forward_only

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
 from megatron_lite.pipeline.messages import consumer
@@ -71,7 +72,15 @@ def arrange(empty: Schedule, *, durations: Mapping[Kind, float], live: int, rule
 
 def quickest(tables: Iterable[Schedule], durations: Mapping[Kind, float]) -> Schedule:
     """The table with the shortest step; of equals the first."""
-    return min(tables, key=lambda table: simulate(table, durations=durations).makespan)
+    ticks = in_ticks(durations)
+    return min(tables, key=lambda table: simulate(table, durations=ticks).makespan)
+
+
+def in_ticks(durations: Mapping[Kind, float]) -> dict[Kind, int]:
+    """Whole numbers in the same ratios, so that sums over different ways compare exactly."""
+    exact = {kind: Fraction(time).limit_denominator(10**6) for kind, time in durations.items()}
+    tick = Fraction(1, math.lcm(*(time.denominator for time in exact.values())))
+    return {kind: int(time / tick) for kind, time in exact.items()}
 
 
 class _Arranger:
@@ -80,20 +89,21 @@ class _Arranger:
     def __init__(
         self, empty: Schedule, durations: Mapping[Kind, float], live: int, rule: Rule
     ) -> None:
-        self.schedule, self.durations, self.live, self.rule = empty, durations, live, rule
+        self.schedule, self.live, self.rule = empty, live, rule
+        self.durations = in_ticks(durations)
         self.rows: list[list[Action]] = [[] for _ in range(empty.num_ranks)]
-        self.free_at = [0.0] * empty.num_ranks
+        self.free_at = [0] * empty.num_ranks
         self.started: Counter[tuple[Kind, int, int]] = Counter()  # of (kind, direction, stage)
         self.parts = [empty.held_by(rank) for rank in range(empty.num_ranks)]
         self.queues = [
             [i for i, where in enumerate(empty.directions) if where == direction]
             for direction in range(len(empty.placements))
         ]
-        self.ready_at = {Action("F", 0, i): 0.0 for i in range(empty.num_microbatches)}
+        self.ready_at = {Action("F", 0, i): 0 for i in range(empty.num_microbatches)}
 
     def run(self) -> None:
         """Start actions until none is left, each rank looked at when something may have changed."""
-        moments = [(0.0, rank) for rank in range(self.schedule.num_ranks)]
+        moments = [(0, rank) for rank in range(self.schedule.num_ranks)]
         while moments:
             now, rank = heapq.heappop(moments)
             if self.free_at[rank] > now:
@@ -113,7 +123,7 @@ class _Arranger:
                 if home != rank:
                     heapq.heappush(moments, (end, home))
 
-    def _able(self, rank: int, now: float) -> Iterator[tuple[tuple[int, ...], int, Action]]:
+    def _able(self, rank: int, now: int) -> Iterator[tuple[tuple[int, ...], int, Action]]:
         """(key, direction, action) of everything that the rank could start now."""
         for direction, stage in self.parts[rank]:
             queue = self.queues[direction]

@@ -268,9 +268,23 @@ CHECKPOINT = {
     "strict": f"{STARTS}::test_b40_lenient_lists_what_is_missing",
     "changed_data": f"{STARTS}::test_b60_other_data_from_their_beginning",
 }
+MEASURES = "tests/distributed/test_measures.py::test_every_layout_measures_what_one_process_does"
+WANDB = "tests/unit/monitoring/test_wandb_run.py"
+PROFILER = "tests/unit/monitoring/test_profiler.py"
+
 LOGGING = {
     "log_interval": Probe("logging.log_interval=2", "rows"),
     "tensorboard_dir": Probe("logging.tensorboard_dir=board", "files"),
+    "csv_dir": Probe("logging.csv_dir=csv", "files"),
+    "wandb_project": f"{WANDB}::test_a_run_has_its_project_name_config_and_curves",
+    "wandb_exp_name": f"{WANDB}::test_a_run_has_its_project_name_config_and_curves",
+    "log_params_norm": MEASURES,
+    "log_num_zeros_in_grad": MEASURES,
+    "log_histograms_interval": MEASURES,
+    **dict.fromkeys(
+        ("profile", "profile_step_start", "profile_step_end", "profile_ranks"),
+        f"{PROFILER}::test_the_window_and_the_chosen_ranks_alone",
+    ),
     "deepspeed_log_level": Probe("logging.deepspeed_log_level=error", "log level"),
 }
 LAUNCH_SECTION = dict.fromkeys(

@@ -49,6 +49,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     for file in sorted(folder.glob("events.out.tfevents.*")):
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name != "scalars":
+                    continue
                 number = float(tensor_util.make_ndarray(value.tensor))
                 found[value.tag].append((event.step, number))
     return dict(found)

@@ -71,6 +71,7 @@ def test_b52_validation_and_test_have_their_own_curves(corpus: Path, tmp_path: P
     assert [step for step, _ in board["lm loss validation vs samples"]] == [20, 40, 60, 80]
     assert [step for step, _ in board["lm loss test"]] == [20]
     assert [step for step, _ in board["lm loss"]] == list(range(1, 21))
+    assert not {"params-norm", "num-zeros"} & board.keys(), "they cost, and nobody asked"
     for tag, points in board.items():
         steps = [step for step, _ in points]
         assert steps == sorted(steps), tag

@@ -88,8 +88,10 @@ def test_a_rewind_is_a_start_from_the_checkpoint_without_the_samples(
     assert (end["consumed_samples"], end["left_out_samples"]) == (32, 8)
     (row,) = rows(tmp_path / "a", "rewind")
     assert (row["from_iteration"], row["iteration"], row["skip_samples"]) == (5, 3, [12, 20])
-    assert [row["iteration"] for row in rows(tmp_path / "a")] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]
-    assert [row["skipped_iterations"] for row in rows(tmp_path / "a")] == [0] * 4 + [1] + [0] * 5
+    assert row["because"].startswith("nonfinite: loss not finite in the step at loss scale")
+    assert Path(row["file"]).name == "iteration_5.json"
+    assert [row["iteration"] for row in rows(tmp_path / "a")] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row["skipped_iterations"] for row in rows(tmp_path / "a")] == [0] * 8
 
 
 def test_a_spike_and_the_batch_alone(config: Path, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_spike_and_the_batch_alone(config: Path, tmp_path: Path) -> None:
     assert_same_from_step_3(pairs, tmp_path)
     ends = [Manifest.read(tmp_path / run / "checkpoints/global_step8").progress for run in "ab"]
     assert ends[0]["recent_losses"] == ends[1]["recent_losses"] != []
-    assert "a spike: above" in rows(tmp_path / "a", "spike")[0]["story"]
+    assert "spike: loss" in rows(tmp_path / "a", "rewind")[0]["because"]
 
 
 def test_what_else_may_be_done_about_a_spike(config: Path, tmp_path: Path) -> None:

@@ -21,6 +21,11 @@ PURE_PIPELINE = (
     *("actions", "messages", "verify", "simulate", "partition", "schedules", "plan"),
     *("classic", "chimera", "zero_bubble", "greedy", "table_files", "published", "picture"),
 )
+PURE_HEALTH = (
+    *("diagnosis", "examination", "heartbeat", "observation", "peers", "processes", "record"),
+    *("stacks", "stopping", "watch", "watchdog"),
+)
+"""What the doctor reads with, and what must work while torch hangs."""
 LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     # Each level is a tuple of units; modules of one unit may import each other.
     # The config's rules ask the schedules what sizes they are for.
@@ -49,19 +54,8 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"engine"}),),
     (frozenset({"convert"}),),
     (
-        frozenset(
-            {
-                "trainer",
-                "report",
-                "resume",
-                "saving",
-                "findings",
-                "forensics",
-                "guard",
-                "rewinding",
-                "replica_check",
-            }
-        ),
+        frozenset({"trainer", "report", "stage_report", "boards", "run_texts", "resume", "saving"})
+        | {"guard", "forensics", "findings", "rewinding", "replica_check"},
         frozenset({"life"}),
     ),
     (frozenset({"build_model"}),),
@@ -77,7 +71,7 @@ PURE = (
     "outcome",
     "command",
     "rendezvous",
-    "health",
+    *(f"health.{m}" for m in PURE_HEALTH),
     "mpu.grid",
     "mpu.host_memory",
     *(f"pipeline.{m}" for m in PURE_PIPELINE),

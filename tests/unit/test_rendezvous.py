@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_lite import rendezvous
-from megatron_lite.rendezvous import first_node, job_port, launch_facts, meeting_point
+from megatron_lite.rendezvous import first_node, job_port, launch_facts, meeting_point, which_start
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,21 @@ def test_what_the_user_sets_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meeting_point({"MASTER_ADDR": "here", "MASTER_PORT": "9"}) == ("here", 9)
     assert meeting_point({"MASTER_ADDR": "here"}) is None
     assert meeting_point({}) is None
+
+
+def test_starts_are_told_apart() -> None:
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_PORT": "5"}
+    starts = [
+        slurm,
+        slurm | {"SLURM_RESTART_COUNT": "1"},
+        slurm | {"SLURM_STEP_ID": "1"},
+        torchrun,
+        torchrun | {"TORCHELASTIC_RESTART_COUNT": "1"},
+        torchrun | {"MASTER_PORT": "6"},
+        {},
+    ]
+    found = [which_start(env) for env in starts]
+    assert len({launch for launch, _ in found}) == len(starts)
+    assert [restart for _, restart in found] == [0, 1, 0, 0, 1, 0, 0]
+    assert which_start(torchrun | {"RANK": "3", "LOCAL_RANK": "1"}) == found[3]

@@ -135,7 +135,7 @@ def device_facts(device: torch.device) -> tuple[dict[str, str], str]:
         "device": properties.name,
         "device memory": f"{properties.total_memory / 1e9:.1f} GB",
         "visible devices": str(torch.cuda.device_count()),
-        "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
     }
     driver = Path("/sys/module/nvidia/version")
     if driver.is_file():

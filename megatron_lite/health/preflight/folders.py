@@ -154,7 +154,7 @@ def take_part(trial: Trial, path: Path, rank: int) -> str:
             if time.monotonic() < deadline:
                 time.sleep(LOOK_AGAIN)
                 continue
-            if not place.parent.exists():
+            if not os.path.exists(place.parent):
                 return f"{trial.folder} {path}: is not there"
             return f"{trial.folder} {path}: is not the folder that rank 0 has under this name"
         except OSError as error:

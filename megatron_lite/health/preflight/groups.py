@@ -54,8 +54,8 @@ def check_groups(
 def _judge(judge: Judge, device: torch.device) -> None:
     """Rank 0: what all ranks have measured, and who has not come to an end."""
     record, told = judge.record, judge.exchange.told("readings", limit=group_speed.LIMIT)
-    if judge.silent(told):
-        record.findings.faults.append(_where_it_hangs(judge, judge.exchange))
+    if missing := judge.silent(told):
+        record.findings.faults.append(_where_it_hangs(judge, judge.exchange, missing))
     errors = {rank: [error] for rank, (_, error) in told.items() if error}
     record.findings.faults += by_text(errors, record.nodes)
     readings = {
@@ -69,7 +69,8 @@ def _judge(judge: Judge, device: torch.device) -> None:
 def _hung(judge: Judge, exchange: Exchange) -> PreflightFailed:
     """What to say of an all-reduce that does not end; called in a thread of a rank in it."""
     if judge.presides:
-        judge.record.findings.faults.append(_where_it_hangs(judge, exchange))
+        missing = judge.silent(exchange.told("readings", limit=0.0))  # this rank at least
+        judge.record.findings.faults.append(_where_it_hangs(judge, exchange, missing))
         return PreflightFailed.of(judge.pronounce(exchange, "groups"))
     try:
         return PreflightFailed.of(exchange.answered("groups", limit=GRACE))
@@ -77,13 +78,12 @@ def _hung(judge: Judge, exchange: Exchange) -> PreflightFailed:
         return PreflightFailed.of([f"an all-reduce does not end, and {error}"])
 
 
-def _where_it_hangs(judge: Judge, exchange: Exchange) -> str:
-    """The group in which the ranks are that have come least far, and those ranks."""
+def _where_it_hangs(judge: Judge, exchange: Exchange, missing: Sequence[int]) -> str:
+    """The group in which those of the missing ranks are that have come least far."""
     nodes, nowhere = judge.record.nodes, (-1, "", ())
-    done = exchange.told("readings", limit=0.0)
     told = exchange.told("at", limit=0.0)
     at: dict[int, tuple[int, str, Sequence[int]]] = {
-        rank: tuple(told.get(rank, nowhere)) for rank in judge.silent(done)
+        rank: tuple(told.get(rank, nowhere)) for rank in missing
     }
     least = min(at.values(), key=lambda place: place[0])
     ranks = [rank for rank, place in at.items() if place == least]

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from megatron_lite.health.preflight.exchange import Exchange
-from megatron_lite.health.preflight.record import Record
+from megatron_lite.health.preflight.record import FILE, Record
 
 GRACE = 10.0
 """Seconds that a rank waits for rank 0's word beyond what rank 0 itself may need."""
+
+SHOWN = 20
+"""Faults in an error's text."""
 
 
 class PreflightFailed(Exception):
@@ -21,7 +24,10 @@ class PreflightFailed(Exception):
         """With one or several faults."""
         if len(faults) == 1:
             return cls(f"preflight: {faults[0]}")
-        return cls(f"preflight: {len(faults)} faults:" + "".join(f"\n  {text}" for text in faults))
+        lines = [f"preflight: {len(faults)} faults:", *faults[:SHOWN]]
+        if len(faults) > SHOWN:
+            lines.append(f"and {len(faults) - SHOWN} more: see {FILE} in the run folder")
+        return cls("\n  ".join(lines))
 
 
 class Judge:

@@ -120,6 +120,12 @@ ALL = [rank(0), rank(1), rank(2), rank(3)]
             id="all-silent-and-one-stopped",
         ),
         pytest.param(
+            of(*[rank(r, beats=False, state="T") for r in range(4)]),
+            [0, 1, 2, 3],
+            "is stopped",
+            id="all-stopped",
+        ),
+        pytest.param(
             of(*[rank(r, beats=False, state="") for r in range(4)]),
             [],
             "all processes are gone",
@@ -138,6 +144,26 @@ def test_who_is_named(seen: Observation, named: list[int], why: str) -> None:
     assert [lag.rank for lag in found.lagging] == named
     told = describe(found, seen)
     assert len(told) == max(1, len(named)) and all(why in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (rank(0), "nothing moves"),
+        (rank(0, beats=False), "its heartbeat stopped"),
+        (rank(0, beats=False, state="T"), "is stopped"),
+    ],
+)
+def test_a_run_of_one_rank(one: Seen, why: str) -> None:
+    seen = Observation(1, {0: one})
+    (told,) = describe(diagnose(seen), seen)
+    assert told.startswith("rank 0 on node-0") and why in told
+
+
+def test_many_are_told_in_short() -> None:
+    seen = Observation(100, {r: rank(r, beats=False, state="T") for r in range(100)})
+    told = describe(diagnose(seen), seen)
+    assert len(told) == 9 and told[-1] == "so do ranks 8-99"
 
 
 def test_the_sentence_names_rank_node_phase_and_who_waits() -> None:

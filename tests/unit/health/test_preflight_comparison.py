@@ -17,6 +17,7 @@ from megatron_lite.health.preflight.comparison import (
 )
 from megatron_lite.health.preflight.facts import Facts
 from megatron_lite.health.preflight.record import Record
+from megatron_lite.health.preflight.verdict import SHOWN, PreflightFailed
 
 GPUS = 4
 NODES = MappingProxyType({rank: f"gpu{1 + rank // GPUS}" for rank in range(24)})
@@ -150,6 +151,14 @@ def test_a_wrong_sum_is_a_fault_of_its_rank_and_group() -> None:
     whole = whole_groups(one for own in readings({}, wrong=9).values() for one in own)
     assert [one.ranks[0] for one in whole if not one.correct] == [8]
     assert [one.kind for one in whole] == ["world"] + 6 * ["tensor"]
+
+
+def test_an_error_names_faults_but_not_thousands() -> None:
+    assert str(PreflightFailed.of(["a"])) == "preflight: a"
+    assert str(PreflightFailed.of(["a", "b"])) == "preflight: 2 faults:\n  a\n  b"
+    first, *faults, last = str(PreflightFailed.of(["a"] * 500)).splitlines()
+    assert first == "preflight: 500 faults:" and len(faults) == SHOWN
+    assert last == f"  and {500 - SHOWN} more: see preflight.json in the run folder"
 
 
 def test_the_block_of_a_large_job_stays_short() -> None:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def dog(tmp_path: Path) -> Watchdog:
-    return Watchdog(Heartbeat(), tmp_path, rank=3, pulse_seconds=1.0)
+    return Watchdog(Heartbeat(), stacks.create(tmp_path, 3), pulse_seconds=1.0)
 
 
 def in_training(dog: Watchdog) -> Heartbeat:
@@ -106,7 +106,7 @@ def test_the_limit_calls_and_calls_again_where_others_move(
 IN_C_CODE = """
 import ctypes, sys
 from pathlib import Path
-from megatron_lite.health import watchdog
+from megatron_lite.health import stacks, watchdog
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.processes import birth
 from megatron_lite.health.record import Facts, RecordFile
@@ -117,7 +117,9 @@ run_dir, pid = Path(sys.argv[1]), os.getpid()
 facts = Facts(rank=0, world_size=1, host=socket.gethostname(), pid=pid, born=birth(pid),
               pulse_seconds=0.1)
 beat = Heartbeat(RecordFile(run_dir, facts))
-dog = watchdog.Watchdog(beat, run_dir, rank=0, pulse_seconds=0.1)
+file = stacks.create(run_dir, 0)
+stacks.answer(file)
+dog = watchdog.Watchdog(beat, file, pulse_seconds=0.1)
 dog.arm(2.0, lambda: None)
 dog.start()
 beat.at("optimizer step", iteration=4)

@@ -131,26 +131,62 @@ def test_other_events_carry_their_own_facts() -> None:
 
 def test_every_row_is_on_disk_before_the_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
+    with MetricsWriter(path, last_iteration=0) as writer:
         for iteration in (1, 2):
             writer.write(step_metrics(iteration=iteration))
             rows = [strict_loads(line) for line in path.read_text().splitlines()]
             assert [row["iteration"] for row in rows] == list(range(1, iteration + 1))
 
 
-def test_a_resumed_run_appends_and_survives_a_torn_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
+def iterations(path: Path) -> list[int]:
+    return [strict_loads(line)["iteration"] for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_run_appends_and_sets_a_torn_last_line_aside(tmp_path: Path) -> None:
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "metrics.superseded.jsonl"
+    with MetricsWriter(path, last_iteration=0) as writer:
         writer.write(step_metrics(iteration=1))
+    with MetricsWriter(path, last_iteration=1) as writer:
+        assert writer.superseded == 0 and not other.exists()
     path.write_text(path.read_text() + '{"event": "tr')
-    with MetricsWriter(path) as writer:
+    with MetricsWriter(path, last_iteration=1) as writer:
         writer.write(step_metrics(iteration=2))
-    lines = path.read_text().splitlines()
-    assert lines[1] == '{"event": "tr'
-    assert [strict_loads(lines[i])["iteration"] for i in (0, 2)] == [1, 2]
-    with MetricsWriter(path) as writer:
-        writer.write(step_metrics(iteration=3))
-    assert len(path.read_text().splitlines()) == 4
+    assert iterations(path) == [1, 2]
+    assert other.read_text().splitlines()[1:] == ['{"event": "tr']
+
+
+def test_b52_rows_that_run_again_move_to_a_second_file(tmp_path: Path) -> None:
+    """A plot of metrics.jsonl shows no loop, and nothing is lost."""
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "metrics.superseded.jsonl"
+    written = []
+    for first, last in ((1, 6), (4, 5), (3, 8)):
+        with MetricsWriter(path, last_iteration=first - 1) as writer:
+            for iteration in range(first, last + 1):
+                row = step_metrics(iteration=iteration, lm_loss=float(first))
+                writer.write(row)
+                written.append(to_json(row))
+    assert iterations(path) == list(range(1, 9))
+    moved = other.read_text().splitlines()
+    assert [strict_loads(line)["iteration"] for line in moved] == [3, 4, 5, 6, 2, 3, 4, 5]
+    marks = [line for line in moved if strict_loads(line)["event"] == "superseded"]
+    assert len(marks) == 2
+    kept = path.read_text().splitlines()
+    assert sorted([*kept, *moved]) == sorted([*written, *marks])
+
+
+def test_a_kill_while_rows_are_moved_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "metrics.superseded.jsonl"
+    path.write_text("".join(to_json(step_metrics(iteration=i)) + "\n" for i in (1, 2, 3)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda self, target: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            MetricsWriter(path, last_iteration=1)
+    assert iterations(path) == [1, 2, 3], "as it was"
+    MetricsWriter(path, last_iteration=1).close()
+    assert iterations(path) == [1]
+    assert set(iterations(other)) == {1, 2, 3}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_lite.monitoring.stragglers import Slowest, WorkClock, slowest
+from megatron_lite.monitoring.stragglers import Slowest, WorkClock, Worked, slowest
+
+F, B = ("F", 0), ("B", 0)
 
 
 class Device:
@@ -23,19 +25,19 @@ class Device:
         return end - begin
 
 
-def test_waiting_is_left_out() -> None:
+def test_waiting_and_work_are_kept_apart() -> None:
     device = Device()
     clock = WorkClock(device)
-    for waits, acts in ((5.0, 1.0), (0.0, 2.0), (7.0, 3.0)):
+    for waits, acts, part in ((5.0, 1.0, F), (0.0, 2.0, F), (7.0, 3.0, B)):
         if waits:
-            clock.pause()
+            clock.wait()
             device.now += waits
-        clock.begin()
+        clock.begin(part)
         device.now += acts
     clock.pause()
     device.now += 100.0
-    assert clock.lap() == 6.0
-    assert clock.lap() == 0.0
+    assert clock.lap() == Worked({F: 3.0, B: 3.0}, waited=12.0)
+    assert clock.lap() == Worked()
 
 
 def test_what_a_device_has_not_done_yet_counts_later() -> None:
@@ -43,12 +45,12 @@ def test_what_a_device_has_not_done_yet_counts_later() -> None:
     clock = WorkClock(device)
     device.done = 3.0
     for _ in range(2):
-        clock.begin()
+        clock.begin(F)
         device.now += 2.0
         clock.pause()
-    assert clock.lap() == 2.0
+    assert clock.lap().seconds == 2.0
     device.done = 9.0
-    assert clock.lap() == 2.0
+    assert clock.lap().seconds == 2.0
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_b54_two_second_steps_whatever_the_log_interval_and_saves(log_interval: 
             rates.append(tokens_per_second(samples=samples, seq_length=32, seconds=lap.seconds))
     assert rates == [192.0] * (10 // log_interval)
     assert [rate / 4 for rate in rates] == [48.0] * len(rates)
-    assert timer.totals == {"train": 20.0, "save": 8.0, "evaluation": 5.0}
+    assert timer.totals == {"train": 20.0, "save": 8.0, "evaluation": 5.0, "trace": 0.0}
 
 
 def test_time_between_steps_counts_as_training() -> None:

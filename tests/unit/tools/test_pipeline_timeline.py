@@ -61,6 +61,8 @@ def test_weights_are_half_of_the_backward_unless_told() -> None:
 def test_virtual_stages_take_their_part_of_the_time() -> None:
     found = facts("--schedule", "interleaved", *SIZES, "--virtual", 2)
     assert found["makespan_ms"] == 285 and found["stages"] == 8
+    assert found["peak_live_activations"] == [11, 9, 7, 5]
+    assert found["peak_live_in_1f1b_units"] == [5.5, 4.5, 3.5, 2.5]
 
 
 def test_room_for_more_micro_batches_makes_chimera_quicker() -> None:
@@ -89,6 +91,15 @@ def test_the_readme_has_the_figures_of_its_command() -> None:
     assert [[row[i] for i in kept] for row in rows] == [_cells(x) for x in ran.stdout.splitlines()]
 
 
+def test_sizes_that_some_schedules_refuse_leave_the_others() -> None:
+    rows = [
+        _cells(x) for x in run("--compare", "--stages", 3, "--micro-batches", 8).stdout.splitlines()
+    ]
+    refused = {row[0]: row[1] for row in rows[2:] if not row[-1]}
+    assert list(refused) == ["interleaved", "chimera"]
+    assert "even number of ranks, got 3" in refused["chimera"]
+
+
 def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
@@ -112,8 +123,11 @@ def test_a_table_that_was_written_is_read(tmp_path: Path) -> None:
         (("--schedule", "1f1b", "--stages", 0, "--micro-batches", 8), "at least one stage"),
         (("--schedule", "1f1b"), "--stages and --micro-batches are needed"),
         (("--schedule", "1f1b", *SIZES, 16), "several --micro-batches are for --compare"),
+        (("--table", "x.json", *SIZES), "are those of the table"),
+        (("--compare", *SIZES, "--json"), "--compare prints a table and nothing else"),
         (("--schedule", "2f2b", *SIZES), "invalid choice"),
         (("--schedule", "1f1b", *SIZES, "--forward-ms", 0), "duration of F must be above 0"),
+        (("--schedule", "zbv", *SIZES, "--forward-ms", "inf"), "inf is no time"),
         (("--schedule", "zbv", *SIZES, "--weight-ms", 20), "must be below the whole of 20.0"),
         (("--schedule", "zbv", *SIZES, "--live", 3), "--live is for chimera"),
         (("--schedule", "chimera", *SIZES, "--live", 1), "needs room for 2 micro-batches"),

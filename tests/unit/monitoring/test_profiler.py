@@ -1,0 +1,80 @@
+"""Traces: the asked-for iterations, on the chosen ranks, in files that other programs read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_lite.config.schema import LoggingConfig
+from megatron_lite.monitoring.profiler import Profiler, phase, ranged
+
+
+def config(**changes: Any) -> LoggingConfig:
+    given = {"profile": True, "profile_step_start": 3, "profile_step_end": 6, "profile_ranks": (1,)}
+    return LoggingConfig(**(given | changes))
+
+
+def work(profiler: Profiler, first: int, last: int) -> None:
+    """Iterations that multiply a matrix under two ranges."""
+    multiply = ranged("forward", torch.matmul)
+    for iteration in range(first, last + 1):
+        profiler.begin(iteration)
+        with phase("data"):
+            matrix = torch.ones(4, 4)
+        multiply(matrix, matrix)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace; what is no JSON is an error."""
+    with gzip.open(path, "rt") as file:
+        trace = json.load(file)
+    assert trace["traceEvents"]
+    return list(trace["traceEvents"])
+
+
+def steps(events: list[dict[str, Any]]) -> list[int]:
+    names = {str(event.get("name", "")) for event in events}
+    return sorted(int(n[13:]) for n in names if re.fullmatch(r"ProfilerStep#\d+", n))
+
+
+def test_the_window_and_the_chosen_ranks_alone(tmp_path: Path) -> None:
+    """profile_step_start 3: wait in 3, warm up in 4, record 5 and 6; profile_ranks [1]."""
+    profilers = [Profiler(config(), tmp_path, rank=rank) for rank in (0, 1)]
+    for profiler in profilers:
+        work(profiler, 1, 9)
+        profiler.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["rank1_iterations5-6.pt.trace.json.gz"]
+    assert [p.written for p in profilers] == [None, *tmp_path.iterdir()]
+    events = read(next(tmp_path.iterdir()))
+    assert steps(events) == [5, 6]
+    for name in ("forward", "data", "aten::matmul"):
+        assert len([e for e in events if e.get("name") == name and e.get("ph") == "X"]) == 2, name
+    off = Profiler(config(profile=False), tmp_path / "off", rank=1)
+    work(off, 1, 9)
+    assert not (tmp_path / "off").exists()
+
+
+@pytest.mark.parametrize(("last", "recorded"), [(5, [5]), (4, []), (3, []), (2, [])])
+def test_training_that_ends_within_the_window_leaves_what_was_recorded(
+    last: int, recorded: list[int], tmp_path: Path
+) -> None:
+    profiler = Profiler(config(), tmp_path, rank=1)
+    work(profiler, 1, last)
+    profiler.close()
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == [f"rank1_iterations5-{i}.pt.trace.json.gz" for i in recorded]
+    for path in tmp_path.iterdir():
+        assert steps(read(path)) == recorded
+
+
+def test_a_start_behind_the_window_records_nothing(tmp_path: Path) -> None:
+    profiler = Profiler(config(), tmp_path, rank=1)
+    work(profiler, 4, 9)
+    profiler.close()
+    assert not list(tmp_path.iterdir())
