@@ -151,8 +151,8 @@ class Trainer:
         if loss is not None:
             progress.nan += not math.isfinite(loss)
             fault = fault or self.guard.bad_loss_alone(taken, loss)
-        if logged and loss is not None:
-            self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
+            if logged:
+                self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
         if fault is not None:
             self._answer(fault)
 
