@@ -2,7 +2,7 @@
 
 It runs while the main thread waits in a collective. Where C code holds Python's lock it can't, and
 readers see that the beat stopped; then faulthandler's timer, a thread without Python, writes the
-stacks and ends the process. Called by session.py, which says what to do.
+stacks and ends the process. Put together by life.py; session.py says what to do.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TextIO
 from megatron_lite.health import stacks
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.processes import own_work
+from megatron_lite.health.record import RecordFile
 
 STACKS_AFTER = 60.0
 """Seconds without movement after which a rank writes its stacks, or a third of the limit."""
@@ -42,7 +43,7 @@ class Watchdog:
         """Seconds without movement; the time in which the process was stopped does not count."""
         self._limit: float | None = None
         self._hung: Callable[[], None] = _nothing
-        self._armed_at, self._told, self._unwritten = 0.0, False, False
+        self._armed_at, self._told = 0.0, False
         self._acting: Thread | None = None
         self._end = Event()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
@@ -50,6 +51,11 @@ class Watchdog:
     def start(self) -> None:
         """Beat from now on."""
         self._thread.start()
+        if self._heartbeat.file is not None:
+            # In another thread: a file system that hangs must not keep this one from its watch.
+            Thread(
+                target=self._sync, args=[self._heartbeat.file], name="heartbeat", daemon=True
+            ).start()
 
     def arm(self, limit: float, hung: Callable[[], None]) -> None:
         """Call `hung`, from a thread of its own, when nothing has moved for `limit` seconds, and
@@ -106,16 +112,17 @@ class Watchdog:
 
     def _tell(self) -> None:
         file = self._heartbeat.file
-        if file is None:
-            return
-        self._count += 1
-        file.pulse(self._count, time.time(), self.still, self._heartbeat.collectives())
-        try:
-            file.sync()
-        except OSError as error:  # training need not end with it, but a person should know
-            if not self._unwritten:
-                print(f"the heartbeat can't be written: {error}", file=sys.stderr, flush=True)
-            self._unwritten = True
+        if file is not None:
+            self._count += 1
+            file.pulse(self._count, time.time(), self.still, self._heartbeat.collectives())
+
+    def _sync(self, file: RecordFile) -> None:
+        while not self._end.wait(self._pulse_seconds):
+            try:
+                file.sync()
+            except OSError as error:  # training need not end with it, but a person should know
+                print(f"the heartbeat is not synced: {error}", file=sys.stderr, flush=True)
+                return
 
     def _stacks_after(self) -> float:
         return STACKS_AFTER if self._limit is None else min(STACKS_AFTER, self._limit / 3)

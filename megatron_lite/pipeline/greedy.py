@@ -1,7 +1,7 @@
 """Arranges a table by simulated time: a rank that is free starts the best action that it can run.
 
-A list scheduler for the schedules that have no closed form. Pure and without chance: the same
-sizes, times and rule give the same table. Called by chimera.py and zero_bubble.py.
+A list scheduler for schedules without a closed form. Pure and without chance: the same sizes, times
+and rule give the same table. Backwards are not split. Called by chimera.py.
 """
 
 from __future__ import annotations
@@ -23,20 +23,16 @@ Rule = Callable[[Kind, int, int], tuple[int, ...]]
 
 def forwards_first(kind: Kind, stage: int, turn: int) -> tuple[int, ...]:
     """Forwards while there is room, the deepest stage first; of backwards the shallowest stage."""
-    return "FBW".index(kind), -stage if kind == "F" else stage, turn
+    return (0, -stage, turn) if kind == "F" else (1, stage, turn)
 
 
 def backwards_first(kind: Kind, stage: int, turn: int) -> tuple[int, ...]:
     """Backwards, then forwards, the oldest micro-batch first."""
-    return "BFW".index(kind), turn, stage
+    return (0 if kind == "B" else 1), turn, stage
 
 
 def empty_table(
-    name: str,
-    placements: Sequence[Sequence[int]],
-    directions: Sequence[int],
-    *,
-    split_backward: bool = False,
+    name: str, placements: Sequence[Sequence[int]], directions: Sequence[int]
 ) -> Schedule:
     """A schedule without actions: what is to be arranged."""
     ranks = max(max(placement) for placement in placements) + 1
@@ -48,15 +44,14 @@ def empty_table(
         placements=tuple(tuple(placement) for placement in placements),
         directions=tuple(directions),
         actions=((),) * ranks,
-        split_backward=split_backward,
     )
 
 
 def arrange(empty: Schedule, *, durations: Mapping[Kind, float], live: int, rule: Rule) -> Schedule:
     """Fills the rows of `empty`; messages take no time.
 
-    A rank keeps at most `live` (stage, micro-batch) pairs whose forward has started and whose last
-    action has not. `live` must be at least the number of parts that a rank holds: a place is kept
+    A rank keeps at most `live` (stage, micro-batch) pairs whose forward has started and whose
+    backward has not. `live` must be at least the number of parts that a rank holds: a place is kept
     for every part that has none, so that the oldest micro-batch always comes through.
     """
     parts = max(len(empty.held_by(rank)) for rank in range(empty.num_ranks))
@@ -138,8 +133,6 @@ class _Arranger:
 
     def _followers(self, action: Action) -> Iterator[Action]:
         """The actions whose last missing input is the result of `action`."""
-        if action.kind == "B" and self.schedule.split_backward:
-            yield Action("W", action.stage, action.micro_batch)
         if action.kind == "F" and action.stage == self.schedule.num_stages - 1:
             yield Action("B", action.stage, action.micro_batch)
         taker = consumer(self.schedule, action)
@@ -156,5 +149,4 @@ class _Arranger:
         return taken <= self.live
 
     def _kept(self, direction: int, stage: int) -> int:
-        last = self.schedule.kinds[-1]
-        return self.started["F", direction, stage] - self.started[last, direction, stage]
+        return self.started["F", direction, stage] - self.started["B", direction, stage]

@@ -51,9 +51,7 @@ SCHEDULES: Mapping[str, Family] = MappingProxyType(
             group=lambda num_ranks: 2,
         ),
         "zb-h1": Family(lambda p, m, v, times: zb_h1(p, m), split_backward=True),
-        "zbv": Family(
-            lambda p, m, v, times: zbv(p, m, durations=times), chunks=2, split_backward=True
-        ),
+        "zbv": Family(lambda p, m, v, times: zbv(p, m), chunks=2, split_backward=True),
         "dualpipev": Family(lambda p, m, v, times: dualpipev(p, m), chunks=2, split_backward=True),
     }
 )
@@ -117,8 +115,8 @@ def build_schedule(
     """The training schedule that `parallel.pipeline_schedule` calls `name`: a name or a file.
 
     Give `num_stages` (parts of the model), `num_ranks` or both; `virtual` is the number of stages a
-    rank, by default what the schedule asks for. `times` are those that chimera and zbv arrange
-    their actions by, by default a backward of two forwards. Raises ScheduleError for an unknown
+    rank, by default what the schedule asks for. `times` are those that chimera arranges its actions
+    by, by default a backward of two forwards. Raises ScheduleError for an unknown
     name and for sizes that the schedule is not for.
     """
     if is_table_file(name):

@@ -7,16 +7,9 @@ and fills gaps. A whole backward is a B with its W right behind it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from megatron_lite.pipeline.actions import Action, Kind, Schedule
-from megatron_lite.pipeline.greedy import (
-    arrange,
-    backwards_first,
-    empty_table,
-    forwards_first,
-    quickest,
-)
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -51,22 +44,14 @@ def v_placement(num_ranks: int) -> tuple[int, ...]:
     return (*range(num_ranks), *range(num_ranks)[::-1])
 
 
-def zbv(num_ranks: int, num_microbatches: int, *, durations: Mapping[Kind, float]) -> Schedule:
-    """The quickest of two greedy tables; two half-sized stages a rank in the form of a V.
+def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
+    """ZB-V: two half-sized stages a rank, with the memory of 1F1B and next to no bubble.
 
-    Keeps at most 2 P half-sized stages' activations (the memory of 1F1B), from F until W. At equal
-    times and m >= P all ranks are busy but for the P - 1 slots at either end.
+    Keeps at most 2 P half-sized stages' activations from F until W. At equal times and m >= 2 P a
+    rank is idle for P - 1 of its slots, those in which the first micro-batch is on its way to it
+    and the last one on its way back.
     """
-    empty = empty_table(
-        "zbv", [v_placement(num_ranks)], [0] * num_microbatches, split_backward=True
-    )
-    return quickest(
-        (
-            arrange(empty, durations=durations, live=2 * num_ranks, rule=rule)
-            for rule in (forwards_first, backwards_first)
-        ),
-        durations,
-    )
+    return _v_schedule("zbv", num_ranks, num_microbatches, _fill_zbv)
 
 
 def dualpipev(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -77,54 +62,19 @@ def dualpipev(num_ranks: int, num_microbatches: int) -> Schedule:
     activations until B. Idle at m >= 2 P, with pairs that hand over at their end:
     (P - 1)(F&B + B_full - 3 W) at F = B = W and less elsewhere.
     """
-    rows = [_DualPipeRow(num_ranks, rank, num_microbatches).fill() for rank in range(num_ranks)]
-    return Schedule.one_way(
-        "dualpipev",
-        placement=v_placement(num_ranks),
-        num_microbatches=num_microbatches,
-        actions=rows,
-        split_backward=True,
-    )
+    return _v_schedule("dualpipev", num_ranks, num_microbatches, _fill_dualpipev)
 
 
-class _DualPipeRow:
+class _VRow:
     """A rank's row while it is written; work of micro-batches that don't exist is left out."""
 
     def __init__(self, num_ranks: int, rank: int, num_microbatches: int) -> None:
         self.num_ranks, self.rank, self.num_microbatches = num_ranks, rank, num_microbatches
-        self.row: list[Action] = []
+        self.down, self.up = rank, 2 * num_ranks - 1 - rank
+        self.behind = num_ranks - 1 - rank
+        self.actions: list[Action] = []
         self.deferred: deque[Action] = deque()
         self.count: Counter[tuple[Kind, int]] = Counter()
-
-    def fill(self) -> list[Action]:
-        """The phases from the first forward to the last weight gradient."""
-        down, up = self.rank, 2 * self.num_ranks - 1 - self.rank
-        behind = self.num_ranks - 1 - self.rank
-        for _ in range(2 * behind):
-            self.forward(down)
-        for _ in range(self.rank + 1):
-            self.forward(down)
-            self.forward(up)
-        for _ in range(behind):
-            self.backward(up)
-            self.forward(up)
-        for _ in range(self.num_microbatches - 2 * self.num_ranks + self.rank + 1):
-            self.forward(down)
-            self.backward(up)
-            self.forward(up)
-            self.backward(down)
-        for _ in range(behind):
-            self.backward(up)
-            self.forward(up)
-            self.backward(down)
-        for i in range(2 * (self.rank + 1)):
-            self.backward(down if i % 2 else up, split=i > self.rank)
-        for _ in range(behind):
-            self.weights()
-            self.backward(down, split=True)
-        while self.deferred:
-            self.weights()
-        return self.row
 
     def forward(self, stage: int) -> None:
         """The stage's next forward."""
@@ -139,12 +89,12 @@ class _DualPipeRow:
         if split:
             self.deferred.append(weights)
         else:
-            self.row.append(weights)
+            self.actions.append(weights)
 
     def weights(self) -> None:
         """The weights' part that was left first."""
         if self.deferred:
-            self.row.append(self.deferred.popleft())
+            self.actions.append(self.deferred.popleft())
 
     def _next(self, kind: Kind, stage: int) -> Action | None:
         micro_batch = self.count[kind, stage]
@@ -152,5 +102,73 @@ class _DualPipeRow:
             return None
         self.count[kind, stage] += 1
         action = Action(kind, stage, micro_batch)
-        self.row.append(action)
+        self.actions.append(action)
         return action
+
+
+def _v_schedule(
+    name: str, num_ranks: int, num_microbatches: int, fill: Callable[[_VRow], None]
+) -> Schedule:
+    rows = []
+    for rank in range(num_ranks):
+        row = _VRow(num_ranks, rank, num_microbatches)
+        fill(row)
+        while row.deferred:
+            row.weights()
+        rows.append(row.actions)
+    return Schedule.one_way(
+        name,
+        placement=v_placement(num_ranks),
+        num_microbatches=num_microbatches,
+        actions=rows,
+        split_backward=True,
+    )
+
+
+def _fill_zbv(row: _VRow) -> None:
+    """Forwards until 2 P are kept; then a forward for each backward; at last W where B is late."""
+    for _ in range(2 * row.behind + 1):
+        row.forward(row.down)
+    for _ in range(row.rank):
+        row.forward(row.up)
+        row.forward(row.down)
+    for _ in range(row.behind + 1):
+        row.forward(row.up)
+        row.backward(row.up)
+    while row.count["F", row.up] < row.num_microbatches:
+        row.forward(row.down)
+        row.backward(row.down)
+        row.forward(row.up)
+        row.backward(row.up)
+    for _ in range(row.rank):
+        row.backward(row.down, split=True)
+        row.backward(row.up, split=True)
+    for _ in range(row.behind + 1):
+        row.backward(row.down, split=True)
+        row.weights()
+
+
+def _fill_dualpipev(row: _VRow) -> None:
+    """Forwards; from the turning point on pairs of a forward and a backward; at last split ones."""
+    for _ in range(2 * row.behind):
+        row.forward(row.down)
+    for _ in range(row.rank + 1):
+        row.forward(row.down)
+        row.forward(row.up)
+    for _ in range(row.behind):
+        row.backward(row.up)
+        row.forward(row.up)
+    for _ in range(row.num_microbatches - 2 * row.num_ranks + row.rank + 1):
+        row.forward(row.down)
+        row.backward(row.up)
+        row.forward(row.up)
+        row.backward(row.down)
+    for _ in range(row.behind):
+        row.backward(row.up)
+        row.forward(row.up)
+        row.backward(row.down)
+    for i in range(2 * (row.rank + 1)):
+        row.backward(row.down if i % 2 else row.up, split=i > row.rank)
+    for _ in range(row.behind):
+        row.weights()
+        row.backward(row.down, split=True)

@@ -62,9 +62,9 @@ def test_b52_tensorboard_and_csv_files_show_the_same_steps(resumed: Path) -> Non
         if tag.endswith(" vs samples"):
             steps = [SAMPLES * step for step in steps]
         assert [event.step for event in events] == steps, tag
-        with (resumed / "csv" / f"{tag.replace(' ', '_')}.csv").open() as file:
+        with (resumed / "csv" / f"{tag.replace(' ', '_').replace('/', '_')}.csv").open() as file:
             head, *lines = csv.reader(file)
-        assert head == ["step", tag]
+        assert head == ["step", tag.rpartition("/")[2]]  # DeepSpeed cuts at the slash
         assert [int(step) for step, _ in lines] == steps, tag
         if tag.removesuffix(" vs samples") == "lm loss":
             assert [float(value) for _, value in lines] == losses

@@ -74,6 +74,11 @@ def test_train_rows_have_exactly_the_promised_keys() -> None:
         "slowest_rank",
         "slowest_rank_share",
         "slowest_rank_ratio",
+        "bubble",
+        "simulated_bubble",
+        "stage_forward_ms",
+        "stage_backward_ms",
+        "stage_idle_ms",
     ]
     assert row["source_samples"] == {"code": 96, "prose": 224}
     assert row["event"] == "train"

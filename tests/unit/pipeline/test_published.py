@@ -97,10 +97,17 @@ def test_more_memory_brings_chimera_to_the_formula_for_equal_times() -> None:
 
 def test_zbv_is_idle_in_the_first_and_last_slots_only() -> None:
     """(p - 1) / (p - 1 + 6 m) at F = B = W, with the memory of 1F1B until W."""
-    for p, m in [*SIZES, (3, 3), (5, 16), (8, 32)]:
+    for p, m in [*SIZES, (3, 6), (5, 16), (8, 32)]:
         schedule = table("zbv", p, m, EQUAL_PARTS)
         assert bubble(schedule, EQUAL_PARTS) == pytest.approx((p - 1) / (p - 1 + 6 * m), abs=1e-12)
         assert max(verify(schedule).peak_until_weights) == 2 * p
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_zbv_is_less_idle_than_zb_h1_at_all_times(times: Times) -> None:
+    for p, m in SIZES:
+        zbv, zb_h1 = (bubble(table(name, p, m, times), times) for name in ("zbv", "zb-h1"))
+        assert zbv < zb_h1
 
 
 @pytest.mark.parametrize("times", TIMES)
@@ -116,3 +123,21 @@ def test_dualpipev_at_equal_parts_has_the_idle_time_of_zbv() -> None:
     for p, m in SIZES:
         schedules = [table(name, p, m, EQUAL_PARTS) for name in ("dualpipev", "zbv")]
         assert len({round(bubble(schedule, EQUAL_PARTS), 12) for schedule in schedules}) == 1
+
+
+@pytest.mark.every
+def test_formulas_that_hold_exactly_hold_for_every_size() -> None:
+    equal = Times(10, 10, 5)
+    for p in range(1, 17):
+        for m in range(1, 65):
+            if m >= p:
+                found = bubble(table("zb-h1", p, m, EQUAL_PARTS), EQUAL_PARTS)
+                assert found == pytest.approx(PUBLISHED["zb-h1"].bubble(p, m, 1, EQUAL_PARTS))
+            if m >= 2 * p:
+                found = bubble(table("zbv", p, m, EQUAL_PARTS), EQUAL_PARTS)
+                assert found == pytest.approx(PUBLISHED["zbv"].bubble(p, m, 2, EQUAL_PARTS))
+            if m >= p and m % 2 == p % 2 == 0:
+                found = bubble(table("chimera", p, m, equal), equal)
+                assert found == pytest.approx(PUBLISHED["chimera"].bubble(p, m, 1, equal))
+                found = bubble(table("chimera", p, m, EQUAL_PARTS), EQUAL_PARTS)
+                assert found < PUBLISHED["1f1b"].bubble(p, m, 1, EQUAL_PARTS)
