@@ -81,6 +81,7 @@ def in_other_data(
         return []
     if choice == "restart":
         position.data_start, position.source_samples = position.next_sample, {}
+        position.skip_samples = []  # numbers from here on are those of other samples
         return [" other data: read from their beginning |"]
     return carry_on(position, *(training_blend(config["data"]) for config in (saved, now)))
 
@@ -110,6 +111,7 @@ def carry_on(
     stands = dict(zip(old, counts, strict=True)) | position.source_samples
     if set(old) & set(new):
         position.source_samples, position.data_start = stands, position.next_sample
+        position.skip_samples = []  # numbers from here on are those of other samples
         going = " | ".join(f"{name}: {stands.get(name, 0)}" for name in new)
         return [f" other blend: each source goes on behind so many samples | {going} |"]
     if [weight for weight, _ in before] != [weight for weight, _ in now]:

@@ -208,3 +208,19 @@ def test_what_a_rewind_left_out_is_left_out_beside_what_the_config_says(
     batches = order.batches(0, micro_batch_size=6, dp_rank=0, dp=1)
     assert next(batches) == [0, 2, 3, 7, 8, 10]
     assert order.after(0, 6) == 11
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        ([(1.0, "a")], True),
+        ([(1.0, "moved")], True),
+        ([(0.5, "a"), (0.5, "b")], False),
+    ],
+)
+def test_what_a_rewind_left_out_means_nothing_in_another_blend(
+    now: list[tuple[float, str]], *, kept: bool
+) -> None:
+    position = Progress(iteration=2, consumed_samples=8, skip_samples=[[12, 16]])
+    carry_on(position, [(1.0, "a")], now)
+    assert position.skip_samples == ([[12, 16]] if kept else [])
