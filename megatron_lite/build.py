@@ -32,8 +32,11 @@ from megatron_lite.data.source import SampleSource
 from megatron_lite.data.tokenizer import named_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
+from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.measures import Measures
 from megatron_lite.engine.param_groups import unique
+from megatron_lite.forensics import Forensics
+from megatron_lite.guard import Guard
 from megatron_lite.layers.context import placement_of
 from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.layers.kernels import describe_kernels
@@ -47,7 +50,8 @@ from megatron_lite.pipeline.executor import Note
 from megatron_lite.pipeline.messages import Message
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
-from megatron_lite.resume import restore
+from megatron_lite.resume import Start, restore
+from megatron_lite.rewinding import Rewinder
 from megatron_lite.saving import Saver
 from megatron_lite.stage_report import StageReport
 from megatron_lite.trainer import Part, Trainer
@@ -132,6 +136,19 @@ def build_trainer(
             report=report,
             device=place.device,
         ),
+        guard=build_guard(config, place, engine, streams),
+        rewinder=Rewinder(
+            config=config,
+            resolved=resolved,
+            grid=place.groups.grid,
+            engine=engine,
+            streams=streams,
+            dataset=datasets.train,
+            batches=lambda order, at: training_data(config, place, order, tokenizer, at),
+            save_root=_in_run(place, config.checkpoint.save),
+            load_root=_in_run(place, config.checkpoint.load),
+            loaded=_loaded_whole(config, start),
+        ),
         timer=timer,
         device=place.device,
         stop=place.stop,
@@ -139,6 +156,24 @@ def build_trainer(
         measures=Measures(config.logging, engine, place.device),
         profiler=Profiler(config.logging, place.run_dir / "profile", rank=place.groups.grid.rank),
     )
+
+
+def build_guard(config: RunConfig, place: Place, engine: Engine, streams: RngStreams) -> Guard:
+    """The watch over losses and gradients."""
+    forensics = Forensics(
+        place.groups,
+        engine,
+        streams,
+        folder=place.run_dir / "nonfinite",
+        micro_batch_size=config.training.micro_batch_size,
+    )
+    return Guard(config, place.groups, engine, forensics, place.device)
+
+
+def _loaded_whole(config: RunConfig, start: Start) -> int | None:
+    """Iteration of the checkpoint that a run goes on from; None where it takes weights at most."""
+    alone = config.checkpoint.finetune or config.checkpoint.no_load_optim
+    return start.progress.iteration if start.bytes and not alone else None
 
 
 def describe_run(config: RunConfig, place: Place, stages: Stages) -> str:

@@ -21,8 +21,16 @@ class Progress:
     updates: int = 0
     """Steps that changed the weights: the position of the learning-rate schedule."""
     skipped: int = 0
+    """Steps that changed nothing."""
     nan: int = 0
     """Iterations whose loss was not finite."""
+    rewinds: int = 0
+    """Times that the run went back to a checkpoint; the counts above know nothing of what was lost
+    then."""
+    skip_samples: list[list[int]] = field(default_factory=list)
+    """[first, last) of the training samples that rewinds left out, beside data.skip_samples."""
+    recent_losses: list[float] = field(default_factory=list)
+    """What training.loss_spike compares a loss with."""
 
     @property
     def next_sample(self) -> int:

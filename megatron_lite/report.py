@@ -19,6 +19,7 @@ from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.engine.interface import StepOutcome
 from megatron_lite.engine.measures import Measured
+from megatron_lite.guard import Fault
 from megatron_lite.monitoring.console import (
     checkpoint_line,
     evaluation_line,
@@ -33,7 +34,9 @@ from megatron_lite.monitoring.memory import peak_memory_bytes
 from megatron_lite.monitoring.metrics import (
     CheckpointMetrics,
     EvaluationMetrics,
+    FaultMetrics,
     MetricsWriter,
+    RewindMetrics,
     StepMetrics,
 )
 from megatron_lite.monitoring.scalars import Position, at, of_evaluation, of_stages, of_step
@@ -48,6 +51,7 @@ from megatron_lite.monitoring.throughput import (
 from megatron_lite.monitoring.timers import Lap, StepTimer
 from megatron_lite.mpu.reductions import largest
 from megatron_lite.progress import Progress
+from megatron_lite.resume import Start
 from megatron_lite.stage_report import StageReport
 
 
@@ -267,6 +271,44 @@ class Reporter:
         )
         self._echo(checkpoint_line(row))
         if self._metrics is not None:
+            self._metrics.write(row)
+
+    def fault(self, fault: Fault, progress: Progress) -> None:
+        """One step whose numbers went wrong."""
+        self._echo(f" WARNING: {fault} | {fault.action} |")
+        if self._metrics is not None:
+            row = FaultMetrics(
+                event=fault.event,
+                iteration=fault.iteration,
+                consumed_samples=progress.consumed_samples,
+                action=fault.action,
+                samples=fault.samples,
+                story=fault.story,
+                file=fault.file,
+            )
+            self._metrics.write(row)
+
+    def went_back(
+        self, progress: Progress, start: Start, fault: Fault, *, skipped: tuple[int, int]
+    ) -> None:
+        """The run stands at an earlier iteration again, from which curves go on."""
+        for line in start.lines:
+            self._echo(line)
+        self._echo(
+            f" went back from iteration {fault.iteration} to {progress.iteration} | leaving out "
+            f"samples {skipped[0]} to {skipped[1] - 1} | rewinds of this run: {progress.rewinds} |"
+        )
+        self.rewind(progress)
+        if self._metrics is not None:
+            row = RewindMetrics(
+                iteration=progress.iteration,
+                consumed_samples=progress.consumed_samples,
+                from_iteration=fault.iteration,
+                skip_samples=skipped,
+                rewinds=progress.rewinds,
+                because=f"{fault.event}: {fault.story}",
+                file=fault.file,
+            )
             self._metrics.write(row)
 
     def summary(self, progress: Progress, timer: StepTimer, reason: str) -> None:

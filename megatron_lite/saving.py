@@ -45,6 +45,8 @@ class Saver:
         self._config, self.root = config, root
         self._timer, self._report, self._device = timer, report, device
         self._saved_at: int | None = None
+        self.newest: int | None = None
+        """Iteration of the newest checkpoint that this start of the run has committed."""
         self._on_its_way: _OnItsWay | None = None
 
     def nothing_new(self, step: int) -> None:
@@ -90,6 +92,7 @@ class Saver:
                 current.thread.join()
             self._on_its_way = None
             saved = current.save.finish()
+        self.newest = current.progress.iteration
         now = self._timer.clock()
         self._report.saved(
             saved,

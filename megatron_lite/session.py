@@ -25,6 +25,7 @@ from megatron_lite.config.deepspeed import deepspeed_config
 from megatron_lite.config.load import LoadedConfig, resolved_dict
 from megatron_lite.data.errors import DataError
 from megatron_lite.ending import Ending
+from megatron_lite.guard import TrainingStopped
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.preflight.checks import Preflight
 from megatron_lite.health.preflight.verdict import PreflightFailed
@@ -39,7 +40,7 @@ from megatron_lite.outcome import Outcome
 from megatron_lite.pipeline.actions import ScheduleError
 from megatron_lite.rendezvous import meeting_point
 from megatron_lite.run_texts import run_texts
-from megatron_lite.trainer import Trainer, TrainingStopped
+from megatron_lite.trainer import Trainer
 
 
 class Refused(Exception):

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine, StepOutcome
 from megatron_lite.engine.lr_schedule import batch_scaling_factor, learning_rate
 from megatron_lite.engine.measures import Measures
+from megatron_lite.forensics import Taken
+from megatron_lite.guard import Fault, Guard, TrainingStopped
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.monitoring.profiler import Profiler, phase
@@ -27,18 +30,16 @@ from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.mappings import all_reduce
 from megatron_lite.mpu.random import RngStreams
-from megatron_lite.mpu.reductions import any_rank, gather_texts, mean_over_tokens
-from megatron_lite.pipeline.executor import PipelineExecutor, Program
+from megatron_lite.mpu.reductions import any_rank, mean_over_tokens
+from megatron_lite.pipeline.executor import Compute, PipelineExecutor, Program
 from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.progress import Progress
+from megatron_lite.replica_check import replica_faults
 from megatron_lite.report import Reporter
+from megatron_lite.rewinding import Rewinder
 from megatron_lite.saving import Saver
 
 Part = Literal["valid", "test"]
-
-
-class TrainingStopped(Exception):
-    """The run can't go on; the message says why and what to look at."""
 
 
 @dataclass
@@ -63,6 +64,8 @@ class Trainer:
     report: Reporter
     progress: Progress
     saver: Saver
+    guard: Guard
+    rewinder: Rewinder
     timer: StepTimer
     device: torch.device
     stop: StopRequest
@@ -75,8 +78,6 @@ class Trainer:
     _started: float = field(default_factory=time.monotonic)
     _began_at: int = 0
     _logged_samples: int = 0
-    _incurable: int = 0
-    """Skipped steps in a row that a lower loss scale can't cure."""
 
     def fit(self) -> Literal["done", "requeue"]:
         """Train to the end, or until asked to leave or out of time (then "requeue").
@@ -97,7 +98,12 @@ class Trainer:
         self._logged_samples = self.progress.consumed_samples
         total = train_iters(self.config.training)
         while self.progress.iteration < total and not self._must_leave():
+            before = self.progress.iteration
             self.iteration(total)
+            if self.progress.iteration <= before:
+                continue  # it went back, to where all the following was done
+            if self._due(self.config.training.check_replicas_interval):
+                self.check_replicas()
             self.saver.finish_written()
             if self._due(self.config.training.eval_interval) and "valid" in self.evaluations:
                 self.evaluate("valid")
@@ -112,7 +118,10 @@ class Trainer:
         return "done" if self.left_because is None else "requeue"
 
     def iteration(self, total: int) -> None:
-        """Train on one global batch, the next of `total` updates; log it where a log is due."""
+        """Train on one global batch, the next of `total` updates; log it where a log is due.
+
+        Where its numbers go wrong, the run may stand at an earlier iteration afterwards.
+        """
         training, progress = self.config.training, self.progress
         batch = global_batch_size_at(training, progress.consumed_samples)
         count = num_microbatches(batch, training.micro_batch_size, self.groups.data.size)
@@ -123,24 +132,74 @@ class Trainer:
             self.profiler.begin(coming)
         self.measures.watch(logged=logged)
         with self.timer.waiting(), phase("data"):
-            taken = list(islice(self.train_batches, count))
-        batches = [micro.to(self.device) for micro in taken]
-        incurable = self._incurable_now()
-        self.engine.begin_step(count, diagnose=incurable and self._last_chance())
+            read = list(islice(self.train_batches, count))
+        batches = [micro.to(self.device) for micro in read]
+        taken = self._taken(batch, batches)
+        self.engine.begin_step(count)
         self.heartbeat.at("forward-backward")
-        losses, tokens = self._run("training", batches)
+        losses, tokens = taken.run(batches, None)
         self.heartbeat.at("optimizer step")
+        rate = self._rate(batch, progress.updates + 1, total)
         with phase("optimizer"):
-            outcome = self.engine.step(self._rate(batch, progress.updates + 1, total))
+            verdict = self.guard.step(taken, losses, tokens, lr=rate, progress=progress)
+        outcome, loss, fault = verdict.outcome, verdict.loss, verdict.fault
         self._advance(batch, outcome)
         self.timer.step_done()
         self.heartbeat.at("logging")
-        if logged or not outcome.applied:
+        if logged and loss is None:
             loss = mean_over_tokens(losses, tokens, self.groups)
+        if loss is not None:
             progress.nan += not math.isfinite(loss)
-        if logged:
-            self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
-        self._stop_if_incurable(outcome, incurable)
+            fault = fault or self.guard.bad_loss_alone(taken, loss)
+            if logged:
+                self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
+        if fault is not None:
+            self._answer(fault)
+
+    def _taken(self, batch: int, batches: list[MicroBatch]) -> Taken:
+        """What the coming step is made of, should it have to be run again."""
+        first = self.progress.next_sample
+        return Taken(
+            iteration=self.progress.iteration + 1,
+            first_sample=first,
+            end_sample=self.order.after(first, batch),
+            batches=batches,
+            random=self.streams.states(),
+            loss_scale=self.engine.loss_scale,
+            order=self.order,
+            run=partial(self._run, "training"),
+        )
+
+    def _answer(self, fault: Fault) -> None:
+        """Do what the config wants done about a step that went wrong."""
+        self.report.fault(fault, self.progress)
+        if fault.action == "stop":
+            raise TrainingStopped(str(fault))
+        if fault.action != "rewind":
+            return
+        self.heartbeat.at("loading")
+        self.saver.finish()  # it may be what to go back to
+        self.train_batches = iter(())  # ends the loader's workers
+        back = self.rewinder.go_back(fault, self.progress, saved=self.saver.newest)
+        self.progress, self.order, self.train_batches = (
+            back.start.progress,
+            back.order,
+            back.batches,
+        )
+        self.saver.nothing_new(self.progress.iteration)
+        self._logged_samples = self.progress.consumed_samples
+        self.report.went_back(self.progress, back.start, fault, skipped=back.skipped)
+
+    def check_replicas(self) -> None:
+        """Compare what should be the same weights; TrainingStopped where they are not."""
+        if lines := replica_faults(self.engine, self.groups.grid, self.device):
+            checked = self.progress.iteration - self.config.training.check_replicas_interval
+            raise TrainingStopped(
+                f"iteration {self.progress.iteration}: replicas drifted, so that the run is no "
+                f"longer one model. {'; '.join(lines)}. At iteration {max(checked, 0)} they "
+                "were equal: go on from a checkpoint that is not newer, without a node that is "
+                "named here"
+            )
 
     def _advance(self, batch: int, outcome: StepOutcome) -> None:
         """Count the step of a global batch, and where in the data the run stands now."""
@@ -151,9 +210,14 @@ class Trainer:
         progress.source_samples = progress.source_samples | self.order.taken(progress.next_sample)
 
     def _run(
-        self, purpose: Literal["training", "evaluation"], batches: list[MicroBatch]
+        self,
+        purpose: Literal["training", "evaluation"],
+        batches: list[MicroBatch],
+        compute: Compute | None = None,
     ) -> tuple[list[Tensor], Tensor]:
-        """Run a schedule; returns the loss sums (on the last stage) and all replicas' tokens."""
+        """Run a schedule, with other work behind its actions where that is given; returns the loss
+        sums (on the last stage) and all replicas' tokens."""
+        executor = self.executor if compute is None else self.executor.computing(compute)
         shape = self._hidden_shape(batches)
         program = self._program(purpose, len(batches))
         tokens = self._count_tokens(batches)
@@ -161,7 +225,7 @@ class Trainer:
         if not program.schedule.forward_only:
             # DeepSpeed divides by the size of the group when it averages.
             weight = self.engine.loss_scale * self.groups.gradient.size / tokens.clamp(min=1)
-        losses = self.executor.run(program, batches, hidden_shape=shape, loss_gradient=weight)
+        losses = executor.run(program, batches, hidden_shape=shape, loss_gradient=weight)
         return losses, tokens
 
     def _hidden_shape(self, batches: list[MicroBatch]) -> tuple[int, int]:
@@ -276,38 +340,3 @@ class Trainer:
         if any_rank(own is not None, self.device):
             self.left_because = own or "another rank was asked to"
         return self.left_because is not None
-
-    @property
-    def _adapts(self) -> bool:
-        precision = self.config.precision
-        return precision.dtype == "fp16" and precision.loss_scale == "dynamic"
-
-    def _incurable_now(self) -> bool:
-        """True where a skip of the coming step is none that a lower loss scale can cure."""
-        return not self._adapts or self.engine.loss_scale <= self.config.precision.min_loss_scale
-
-    def _last_chance(self) -> bool:
-        """True where one more such skip ends the run, so that its cause is looked for."""
-        return self._incurable + 1 >= self.config.precision.max_consecutive_nonfinite_steps
-
-    def _stop_if_incurable(self, outcome: StepOutcome, incurable: bool) -> None:
-        """Count skipped steps that a lower loss scale can't cure; end the run after too many."""
-        if outcome.applied or not incurable:
-            self._incurable = 0
-            return
-        ends = self._last_chance()
-        self._incurable += 1
-        if not ends:
-            return
-        found = gather_texts(self.engine.nonfinite_parameter())
-        where = "; ".join(
-            f"rank {rank} (stage {self.groups.grid.at(rank).pp_rank}): {name}"
-            for rank, name in found.items()
-        )
-        raise TrainingStopped(
-            f"iteration {self.progress.iteration}: gradients were not finite in {self._incurable} "
-            f"steps in a row at loss scale {outcome.loss_scale:g}"
-            f"{', the smallest allowed' if self._adapts else ''}. First bad parameter of each "
-            f"rank: {where or 'none before the ranks were averaged'}. Lower optimizer.lr, look at "
-            "the data of these iterations, or train in bf16"
-        )

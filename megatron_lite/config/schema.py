@@ -23,7 +23,7 @@ from megatron_lite.config.sections.model import ModelConfig
 from megatron_lite.config.sections.optimizer import LrBatchScaling, OptimizerConfig
 from megatron_lite.config.sections.parallel import ParallelConfig
 from megatron_lite.config.sections.precision import PrecisionConfig
-from megatron_lite.config.sections.training import TrainingConfig
+from megatron_lite.config.sections.training import LossSpike, TrainingConfig
 
 __all__ = [
     "Aio",
@@ -33,6 +33,7 @@ __all__ = [
     "DeepSpeedSection",
     "LaunchConfig",
     "LoggingConfig",
+    "LossSpike",
     "LrBatchScaling",
     "ModelConfig",
     "OffloadOptimizer",

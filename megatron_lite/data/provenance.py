@@ -1,20 +1,55 @@
 """Which documents an iteration of a run was made of, for a person who looks for a bad one.
 
 Counts from a position that the caller knows, as the trainer would; reads no token. Called by
-tools/inspect_data.py.
+tools/inspect_data.py, and by a run whose numbers go wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from megatron_lite.config.batch import BatchSizes, global_batch_size_at, num_microbatches
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.data.build import build_datasets
+from megatron_lite.data.document_order import Piece
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.progress import Progress
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a training sample comes from."""
+
+    sample: int
+    """Its number in the run."""
+    source: str
+    """Prefix of the corpus."""
+    number: int
+    """Its number in the source."""
+    pieces: list[Piece]
+
+    def lines(self) -> Iterator[str]:
+        """In words, a line a document."""
+        yield f"sample {self.sample}: number {self.number} of {self.source}"
+        for document, offset, length in self.pieces:
+            yield f"  document {document}, tokens {offset} to {offset + length - 1}"
+
+
+def origins(
+    order: TrainingOrder,
+    start: int,
+    *,
+    micro_batch: int,
+    micro_batch_size: int,
+    dp_rank: int,
+    dp: int,
+) -> list[Origin]:
+    """Return the origins of a replica's micro-batch of the step that begins at sample `start`."""
+    batches = order.batches(start, micro_batch_size=micro_batch_size, dp_rank=dp_rank, dp=dp)
+    return [_origin(order, sample) for sample in next(islice(batches, micro_batch, None))]
 
 
 def which_documents(
@@ -45,7 +80,7 @@ def which_documents(
         for number, samples in enumerate(islice(batches, count)):
             yield f"replica {rank}, micro-batch {number}"
             for sample in samples:
-                yield from _sample(order, sample)
+                yield from (f"  {line}" for line in _origin(order, sample).lines())
 
 
 def _next_batch(
@@ -56,8 +91,7 @@ def _next_batch(
     return batch, progress.next_sample, order.after(progress.next_sample, batch)
 
 
-def _sample(order: TrainingOrder, sample: int) -> Iterator[str]:
+def _origin(order: TrainingOrder, sample: int) -> Origin:
     source, number = order.dataset.locate(sample)
-    yield f"  sample {order.data_start + sample}: number {number} of {order.dataset.names[source]}"
-    for document, offset, length in order.dataset.datasets[source].pieces(number):
-        yield f"    document {document}, tokens {offset} to {offset + length - 1}"
+    pieces = order.dataset.datasets[source].pieces(number)
+    return Origin(order.data_start + sample, order.dataset.names[source], number, pieces)

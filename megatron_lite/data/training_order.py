@@ -22,6 +22,7 @@ class Position(Protocol):
 
     data_start: int
     source_samples: dict[str, int]
+    skip_samples: list[list[int]]
 
     @property
     def next_sample(self) -> int: ...
@@ -38,14 +39,16 @@ class TrainingOrder:
 
     @classmethod
     def of(cls, dataset: BlendedDataset, position: Position, skip: Ranges) -> TrainingOrder:
-        """Return the order that goes on from a position; `skip` are numbers to leave out.
+        """Return the order that goes on from a position; `skip` are numbers to leave out, beside
+        the position's own.
 
         A position without counts of its sources is one of a run whose blend never changed.
         """
         if position.source_samples:
             samples = position.next_sample - position.data_start
             dataset = dataset.going_on(samples, position.source_samples)
-        return cls(dataset, position.data_start, joined(skip))
+        own = [(first, last) for first, last in position.skip_samples]
+        return cls(dataset, position.data_start, joined([*skip, *own]))
 
     def batches(
         self, start: int, *, micro_batch_size: int, dp_rank: int, dp: int
@@ -78,6 +81,7 @@ def in_other_data(
         return []
     if choice == "restart":
         position.data_start, position.source_samples = position.next_sample, {}
+        position.skip_samples = []  # numbers from here on are those of other samples
         return [" other data: read from their beginning |"]
     return carry_on(position, *(training_blend(config["data"]) for config in (saved, now)))
 
@@ -107,6 +111,7 @@ def carry_on(
     stands = dict(zip(old, counts, strict=True)) | position.source_samples
     if set(old) & set(new):
         position.source_samples, position.data_start = stands, position.next_sample
+        position.skip_samples = []  # numbers from here on are those of other samples
         going = " | ".join(f"{name}: {stands.get(name, 0)}" for name in new)
         return [f" other blend: each source goes on behind so many samples | {going} |"]
     if [weight for weight, _ in before] != [weight for weight, _ in now]:

@@ -25,7 +25,7 @@ from megatron_lite.engine.deepspeed_setup import (
     scaler_state,
 )
 from megatron_lite.engine.gradients import GradientAccumulator, first_nonfinite
-from megatron_lite.engine.interface import StepOutcome
+from megatron_lite.engine.interface import StepOutcome, Working
 from megatron_lite.engine.param_groups import param_groups, unique
 from megatron_lite.layers.context import placement_of
 from megatron_lite.layers.deferred import Deferred, WeightGradients
@@ -148,6 +148,15 @@ class ZeroEngine:
             grad_norm=float(optimizer._global_grad_norm),
             loss_scale=self.loss_scale,
         )
+
+    def give_up_step(self) -> StepOutcome:
+        ready = self._gradients.ready()
+        if self._diagnose:
+            self._culprit = first_nonfinite(self._parameters, ready)
+        return StepOutcome(applied=False, grad_norm=None, loss_scale=self.loss_scale)
+
+    def working(self) -> Iterator[Working]:
+        return (Working(parameter, parameter.data, None) for parameter in self._parameters)
 
     def fragments(self) -> Iterator[Fragment]:
         for held, parameter in zip(self._held, self._parameters, strict=True):

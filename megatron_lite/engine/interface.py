@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
@@ -21,10 +21,20 @@ class StepOutcome:
 
     applied: bool
     """False where non-finite gradients made all ranks skip the step."""
-    grad_norm: float
-    """Global 2-norm before clipping, each logical element counted once; inf where not finite."""
+    grad_norm: float | None
+    """Global 2-norm before clipping, each logical element counted once; inf where not finite, None
+    where the step was given up before."""
     loss_scale: float
     """The scale for the next step (1 unless fp16)."""
+
+
+class Working(NamedTuple):
+    """The working weights that one rank holds of one of its parameters."""
+
+    parameter: nn.Parameter
+    values: Tensor
+    part: int | None
+    """Which data-parallel part of the parameter it is; None: all of it."""
 
 
 class Engine(Protocol):
@@ -59,6 +69,12 @@ class Engine(Protocol):
 
     def step(self, lr: float) -> StepOutcome:
         """Average over data-parallel ranks, clip, update, on all ranks or on none."""
+
+    def give_up_step(self) -> StepOutcome:
+        """End a step without an update, on all ranks: gradients are dropped, nothing else moves."""
+
+    def working(self) -> Iterator[Working]:
+        """What forwards read, parameter by parameter."""
 
     def fragments(self) -> Iterator[Fragment]:
         """The optimizer states that this rank owns; before the first update the moments are 0."""

@@ -23,7 +23,7 @@ from megatron_lite.engine.deepspeed_setup import (
     load_scaler,
     scaler_state,
 )
-from megatron_lite.engine.interface import StepOutcome
+from megatron_lite.engine.interface import StepOutcome, Working
 from megatron_lite.engine.param_groups import param_groups, unique
 from megatron_lite.layers.context import has_partial_grad, placement_of
 from megatron_lite.mpu.groups import DeepSpeedMpu, Group, ProcessGroups
@@ -119,6 +119,13 @@ class Zero3Engine:
             loss_scale=self.loss_scale,
         )
 
+    def give_up_step(self) -> StepOutcome:
+        self._engine.optimizer.zero_grad()  # the next backward writes over what was summed up
+        return StepOutcome(applied=False, grad_norm=None, loss_scale=self.loss_scale)
+
+    def working(self) -> Iterator[Working]:
+        return (Working(p, p.ds_tensor.data, self._data_rank) for p in self._parameters)
+
     def fragments(self) -> Iterator[Fragment]:
         zero = self._engine.optimizer
         for parameter, start, held in self._shares():
@@ -154,6 +161,8 @@ class Zero3Engine:
         for parameter in self._parameters:
             master, _ = zero._get_fp32_opt_state_partition(parameter, release_swap_buffers=True)
             parameter.ds_tensor.data.copy_(master.view_as(parameter.ds_tensor))
+        # Small parameters stay gathered between steps, with what they held.
+        zero._partition_all_parameters()
 
     def scalars(self) -> dict[str, Any]:
         zero = self._engine.optimizer

@@ -90,7 +90,41 @@ class CheckpointMetrics:
     gb_per_second: float
 
 
-Row = StepMetrics | EvaluationMetrics | CheckpointMetrics
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultMetrics:
+    """A step whose loss or gradients went wrong (`iteration`), and what was done about it.
+
+    `samples` are [first, last) of the samples that it read; `file` says more, null: nothing does.
+    """
+
+    event: Literal["nonfinite", "spike"]
+    iteration: int
+    consumed_samples: int
+    action: Literal["log", "skip", "rewind", "stop"]
+    samples: tuple[int, int]
+    story: str
+    file: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewindMetrics:
+    """The run went back from `from_iteration` to `iteration`, leaving out samples [first, last).
+
+    The rows between are set aside, with what was told of the fault, so it is told again: `because`,
+    and `file` as in FaultMetrics.
+    """
+
+    iteration: int
+    consumed_samples: int
+    from_iteration: int
+    skip_samples: tuple[int, int]
+    rewinds: int
+    because: str
+    file: str | None
+    event: Literal["rewind"] = "rewind"
+
+
+Row = StepMetrics | EvaluationMetrics | CheckpointMetrics | FaultMetrics | RewindMetrics
 
 
 def perplexity(lm_loss: float) -> float:

@@ -7,6 +7,7 @@ travels. How a forward or backward is computed is the caller's business, and so 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -123,6 +124,12 @@ class PipelineExecutor:
         mailbox.flush()
         self.peak_activations = run.peak
         return run.losses
+
+    def computing(self, compute: Compute) -> PipelineExecutor:
+        """An executor with the same channels that gives its actions another meaning."""
+        other = copy(self)
+        other._compute = compute
+        return other
 
     def _mailbox(self, shape: tuple[int, ...]) -> Mailbox:
         """The mailbox for tensors of a shape, kept from run to run with its buffers."""

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from megatron_lite.checkpoint.manifest import STATES
 from megatron_lite.engine.interface import Engine
+from megatron_lite.guard import TrainingStopped
 from megatron_lite.models.gpt import GPTStage
-from megatron_lite.trainer import Trainer, TrainingStopped
+from megatron_lite.trainer import Trainer
 from tests.distributed.runs import Result, logical_state, make_trainer
 
 FOREVER = range(1, 10_000)

@@ -49,6 +49,7 @@ FP16 = "tests/distributed/test_fp16.py"
 RELOAD = "tests/distributed/test_reload.py"
 STARTS = "tests/distributed/test_starts.py"
 RESUME = "tests/distributed/test_resume.py"
+REWINDING = "tests/distributed/test_rewinding.py"
 
 MODEL = {
     "num_layers": model("num_layers=3", "shapes"),
@@ -121,6 +122,13 @@ TRAINING = {
         "recompute_method=block",
     ),
     "exit_duration_in_mins": training("exit_duration_in_mins=1e-9", "iterations"),
+    "on_nan": "tests/distributed/test_nonfinite.py::test_the_first_bad_value_is_named",
+    "rewind_batches": f"{REWINDING}::test_a_spike_and_the_batch_alone",
+    "max_rewinds": f"{REWINDING}::test_what_else_may_be_done_about_a_spike",
+    "loss_spike.action": f"{REWINDING}::test_what_else_may_be_done_about_a_spike",
+    "loss_spike.window": f"{REWINDING}::test_what_else_may_be_done_about_a_spike",
+    "loss_spike.threshold": f"{REWINDING}::test_what_else_may_be_done_about_a_spike",
+    "check_replicas_interval": "tests/distributed/test_replicas.py::test_a_drifted_copy_is_named",
     "compile": training("compile=true", "compiled"),
 }
 OPTIMIZER = {

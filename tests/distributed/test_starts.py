@@ -19,8 +19,9 @@ from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.manifest import Manifest
 from megatron_lite.checkpoint.scan import file_facts
 from megatron_lite.checkpoint.tensor_file import TensorWriter
+from megatron_lite.guard import TrainingStopped
 from megatron_lite.report import Reporter
-from megatron_lite.trainer import Trainer, TrainingStopped
+from megatron_lite.trainer import Trainer
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import logical_state, make_trainer, merged, train
 from tests.distributed.small import layout, rows, small_config

@@ -38,7 +38,12 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"progress"}),
         frozenset({"rendezvous"}),
     ),
-    (frozenset({"mpu"}), frozenset({"monitoring"}), frozenset({"health"})),
+    (
+        frozenset({"mpu"}),
+        frozenset({"monitoring"}),
+        frozenset({"health"}),
+        frozenset({"numerics"}),
+    ),
     (
         frozenset({"layers"}),
         frozenset({"data"}),
@@ -49,7 +54,8 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"engine"}),),
     (frozenset({"convert"}),),
     (
-        frozenset({"trainer", "report", "stage_report", "boards", "run_texts", "resume", "saving"}),
+        frozenset({"trainer", "report", "stage_report", "boards", "run_texts", "resume", "saving"})
+        | {"guard", "forensics", "findings", "rewinding", "replica_check"},
         frozenset({"life"}),
     ),
     (frozenset({"build_model"}),),

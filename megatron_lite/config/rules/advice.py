@@ -61,4 +61,24 @@ def endless_warm_up(cfg: RunConfig, world_size: int) -> Iterator[str]:
         )
 
 
-ADVICE = (idle_stages, tensor_parallel_leaves_the_node, thin_shards, endless_warm_up)
+def nothing_to_compare(cfg: RunConfig, world_size: int) -> Iterator[str]:
+    """One config for many layouts is no fault; that its check finds nothing should be known."""
+    parallel, zero = cfg.parallel, cfg.deepspeed.zero_optimization
+    if not cfg.training.check_replicas_interval or parallel.tensor_model_parallel_size > 1:
+        return
+    tied = not cfg.model.untie_embeddings_and_output_weights
+    replicas = zero.stage < 3 and data_parallel_size(world_size, parallel) > 1
+    if not replicas and not (tied and parallel.pipeline_model_parallel_size > 1):
+        yield (
+            "training.check_replicas_interval has nothing to compare: no two ranks hold copies "
+            "of the same weights on this layout"
+        )
+
+
+ADVICE = (
+    idle_stages,
+    tensor_parallel_leaves_the_node,
+    thin_shards,
+    endless_warm_up,
+    nothing_to_compare,
+)

@@ -79,6 +79,25 @@ def recomputation_is_whole(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem(path, training.recompute_num_layers, rule, f"use {largest}")
 
 
+def rewinds_have_a_checkpoint(cfg: RunConfig) -> Iterator[Problem]:
+    """Going back needs checkpoints to go back to, and nothing else reads how."""
+    training, spike = cfg.training, cfg.training.loss_spike
+    asking: list[tuple[str, str]] = [("training.on_nan", training.on_nan)]
+    if spike is not None:
+        asking.append(("training.loss_spike.action", spike.action))
+    asking = [(path, action) for path, action in asking if action == "rewind"]
+    if not asking:
+        names = ("rewind_batches", "max_rewinds")
+        why = 'without "rewind" in training.on_nan or training.loss_spike.action'
+        yield from without_effect(training, TrainingConfig, names, "training", why)
+    for path, action in asking:
+        if cfg.checkpoint.save is None:
+            yield Problem(path, action, "needs checkpoint.save", "set it, or use stop")
+        elif not cfg.checkpoint.save_interval:
+            rule = "needs checkpoints on the way: checkpoint.save_interval is 0"
+            yield Problem(path, action, rule, "set it to 1 or more")
+
+
 def learning_rate_falls(cfg: RunConfig) -> Iterator[Problem]:
     """The decay ends below its start."""
     lr, min_lr = cfg.optimizer.lr, cfg.optimizer.min_lr
@@ -117,6 +136,7 @@ RULES: tuple[Rule, ...] = (
     ramp_up_reaches_goal,
     samples_fill_a_batch,
     recomputation_is_whole,
+    rewinds_have_a_checkpoint,
     learning_rate_falls,
     warm_up_is_given_once,
     wsd_has_its_decay,

@@ -38,5 +38,6 @@ class PrecisionConfig(Section):
     """Let GPUs multiply fp32 matrices in TF32 (10-bit mantissa)."""
 
     max_consecutive_nonfinite_steps: PositiveWhole = 10
-    """The run stops after this many skipped steps in a row that a lower loss scale cannot cure: at
-    min_loss_scale with a dynamic scale; every skipped step with a fixed scale, bf16 or fp32."""
+    """The run stops after this many skipped steps in a row that a lower loss scale cannot cure:
+    with a dynamic scale those with a non-finite loss and those at min_loss_scale; every skipped
+    step with a fixed scale, bf16 or fp32."""

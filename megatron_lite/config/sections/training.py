@@ -16,6 +16,22 @@ from megatron_lite.config.fields import (
 )
 
 
+class LossSpike(Section):
+    """When a loss counts as a spike, and what is done about it, before the update is made."""
+
+    action: Literal["log", "skip", "rewind", "stop"]
+    """log: tell it. skip: leave the update out. rewind: go back to the last checkpoint and on past
+    the batches. stop: end the run. All but log mean that the update is not made."""
+
+    window: PositiveWhole = 128
+    """Losses that a loss is compared with; until there are so many nothing is a spike. Spikes count
+    among them, so that after about half a window a level that stays is no spike any more."""
+
+    threshold: PositiveNumber = 10.0
+    """A spike is above the median of the window by more than this many standard deviations, each
+    1.4826 x the median distance to the median."""
+
+
 class TrainingConfig(Section):
     """Batches, length of the run, evaluation and recomputation."""
 
@@ -65,6 +81,27 @@ class TrainingConfig(Section):
 
     exit_duration_in_mins: PositiveNumber | None = None
     """Stop with a checkpoint after this many minutes. null: no limit."""
+
+    on_nan: Literal["skip", "rewind", "stop"] = "skip"
+    """What to do about a step with a non-finite loss, or with non-finite gradients that a lower
+    loss scale cannot cure; its cause is looked for in any case. skip: leave the update out, until
+    precision.max_consecutive_nonfinite_steps. rewind: go back to the last checkpoint and on past
+    the batches. stop: end the run."""
+
+    rewind_batches: PositiveWhole | None = None
+    """Global batches that a rewind leaves out: the bad one and those before it, as far as the
+    checkpoint. null: all since the checkpoint."""
+
+    max_rewinds: PositiveWhole = 3
+    """Rewinds to the same checkpoint after which the run stops."""
+
+    loss_spike: LossSpike | None = None
+    """Watch for losses far above the last ones. The loss is then read in every step. null: no
+    watch."""
+
+    check_replicas_interval: Whole = 0
+    """Steps between two checks that ranks with copies of the same weights hold the same bits; the
+    run stops where they do not. 0: never."""
 
     compile: Flag = False
     """Compile the transformer layers and the loss with torch.compile: 10 to 60 s at the start,

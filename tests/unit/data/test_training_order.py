@@ -197,3 +197,30 @@ def test_numbers_count_from_the_beginning_of_the_run(sources: dict[str, GPTDatas
     batches = order.batches(100, micro_batch_size=2, dp_rank=0, dp=1)
     assert list(islice(batches, 2)) == [[0, 1], [4, 5]]
     assert order.after(100, 4) == 106 and order.taken(106) == {"a": 6}
+
+
+def test_what_a_rewind_left_out_is_left_out_beside_what_the_config_says(
+    sources: dict[str, GPTDataset],
+) -> None:
+    dataset = BlendedDataset([sources["a"]], [1.0])
+    position = Progress(skip_samples=[[4, 6], [9, 10]])
+    order = TrainingOrder.of(dataset, position, [(1, 2), (5, 7)])
+    batches = order.batches(0, micro_batch_size=6, dp_rank=0, dp=1)
+    assert next(batches) == [0, 2, 3, 7, 8, 10]
+    assert order.after(0, 6) == 11
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        ([(1.0, "a")], True),
+        ([(1.0, "moved")], True),
+        ([(0.5, "a"), (0.5, "b")], False),
+    ],
+)
+def test_what_a_rewind_left_out_means_nothing_in_another_blend(
+    now: list[tuple[float, str]], *, kept: bool
+) -> None:
+    position = Progress(iteration=2, consumed_samples=8, skip_samples=[[12, 16]])
+    carry_on(position, [(1.0, "a")], now)
+    assert position.skip_samples == ([[12, 16]] if kept else [])

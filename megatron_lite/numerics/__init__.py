@@ -1,0 +1,1 @@
+"""Numbers that go wrong: what is not finite, a loss that jumps, copies that differ."""
