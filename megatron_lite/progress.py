@@ -23,6 +23,8 @@ class Progress:
     skipped: int = 0
     nan: int = 0
     """Iterations whose loss was not finite."""
+    evaluation_due: bool = False
+    """An evaluation at this iteration was broken off when the run was asked to leave."""
 
     @property
     def next_sample(self) -> int:
@@ -36,3 +38,4 @@ class Progress:
         self.left_out_samples += left_out
         self.updates += applied
         self.skipped += not applied
+        self.evaluation_due = False

@@ -87,6 +87,8 @@ class Trainer:
         self._began_at = self.progress.iteration
         self._logged_samples = self.progress.consumed_samples
         total = train_iters(self.config.training)
+        if self.progress.evaluation_due and "valid" in self.evaluations:
+            self.evaluate("valid")  # so that a curve has no gap where the run had left
         while self.progress.iteration < total and not self._must_leave():
             self.iteration(total)
             self.saver.finish_written()
@@ -224,6 +226,8 @@ class Trainer:
             last = self.groups.pipeline.rank == self._stages - 1
             loss = mean_over_tokens([total] if last else [], tokens, self.groups)
         self.engine.train(True)
+        if part == "valid":
+            self.progress.evaluation_due = self.left_because is not None
         if self.left_because is not None:
             return None
         seconds = self.timer.totals["evaluation"] - started

@@ -160,6 +160,7 @@ def test_the_signal_is_heeded_in_every_phase(
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
     assert "SIGUSR1 | queued again" in output(tmp_path)
     assert_same_losses(tmp_path, unbroken)
+    assert {row["iteration"] for row in rows(tmp_path, "valid")} == {6, 12, 18}
 
 
 @pytest.mark.every
