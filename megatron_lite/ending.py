@@ -22,15 +22,19 @@ BY_SIGNAL = 128
 """Added to a signal's number, as shells do."""
 PATIENCE = 5.0
 """Seconds in which all ranks have met an error of the input, if they meet it at all."""
+_NO_LAUNCHER = "the launcher is gone"
 
 
 class Ending:
     """The bad ends of this rank; each ends the process."""
 
     def __init__(self, outcome: Outcome, stop: StopRequest, *, rank: int) -> None:
-        self._outcome, self._stop, self._rank = outcome, stop, rank
+        self._outcome, self.stop, self._rank = outcome, stop, rank
         self.peers: Peers | None = None
         """Known once the process group is there."""
+        self.settled = False
+        """Set once all ranks have agreed that the run is over, and how. What a launcher sends when
+        it sees the first of them leave with another code than 0 changes nothing any more."""
 
     def refused(self, error: Exception) -> NoReturn:
         """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,
@@ -65,9 +69,7 @@ class Ending:
             what = f"rank {self._rank} failed:\n{traceback.format_exc()}"
             print(what, file=sys.stderr, flush=True)
         else:
-            status = self._outcome.read()
-            cause = f"rank {status.get('rank')}: {status.get('error')}"
-            print(f"rank {self._rank} stops because of {cause}", file=sys.stderr, flush=True)
+            self._tell_the_cause()
         _leave(FAILED)
 
     def signalled(self, number: signal.Signals) -> None:
@@ -76,29 +78,49 @@ class Ending:
         Training that goes well is asked to save first. It ends at once if a peer has died, at a
         second signal, and when no step ends.
         """
-        lost = [] if self.peers is None else self.peers.gone()
-        if self._stop.heeded and self._stop.reason is None and not lost:
-            self._stop.ask(number.name)
-            Thread(target=self._wait_for_the_answer, args=[number], daemon=True).start()
-        else:
-            self._stopped_by(number)
+        if not self.settled:
+            self._ask(number.name, BY_SIGNAL + number)
 
-    def _wait_for_the_answer(self, number: signal.Signals) -> None:
-        if not self._stop.answered.wait(self._stop.patience):
-            self._stopped_by(number)
-
-    def _stopped_by(self, number: signal.Signals) -> NoReturn:
-        if self._first(f"stopped by {number.name}"):
-            print(f"rank {self._rank} stops: {number.name}", file=sys.stderr, flush=True)
-        _leave(BY_SIGNAL + number)
+    def launcher_gone(self) -> None:
+        """The launcher of the launcher has ended: killed, or by Ctrl-C as this process was."""
+        if not self.settled and self.stop.reason is None:
+            self._ask(_NO_LAUNCHER, FAILED)
 
     def orphaned(self) -> NoReturn:
         """The launcher has died."""
-        self._first("the launcher is gone")
+        self._first(_NO_LAUNCHER)
         _leave(FAILED)
+
+    def _ask(self, why: str, code: int) -> None:
+        lost = [] if self.peers is None else self.peers.gone()
+        if self.stop.just_asked and not lost:
+            return
+        if self.stop.heeded and self.stop.reason is None and not lost:
+            self.stop.ask(why)
+            Thread(target=self._wait_for_the_answer, args=[why, code], daemon=True).start()
+        else:
+            self._stopped_by(why, code)
+
+    def _wait_for_the_answer(self, why: str, code: int) -> None:
+        if not self.stop.answered.wait(self.stop.patience):
+            self._stopped_by(why, code)
+
+    def _stopped_by(self, why: str, code: int) -> NoReturn:
+        if self._first(f"stopped by {why}"):
+            print(f"rank {self._rank} stops: {why}", file=sys.stderr, flush=True)
+        else:
+            self._tell_the_cause()
+        _leave(code)
+
+    def _tell_the_cause(self) -> None:
+        status = self._outcome.read()
+        cause = f"rank {status.get('rank')}: {status.get('error')}"
+        print(f"rank {self._rank} stops because of {cause}", file=sys.stderr, flush=True)
 
     def _first(self, said: str) -> bool:
         """Leave word, of a rank that died without one if there is any; True if that is this one."""
+        if self.settled:
+            return True
         lost = [] if self.peers is None else self.peers.gone()
         if not lost:
             return self._outcome.end("failed", said)

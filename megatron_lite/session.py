@@ -9,8 +9,9 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +44,24 @@ def run(
     launched: Mapping[str, int],
     *,
     stop: StopRequest,
-    launcher: int | None = None,
+    lineage: Sequence[int] = (),
 ) -> int:
     """Train; returns the exit code of this rank.
 
-    `stop` may have been asked for already. `launcher` is the process id of a parent without which
-    this process must not go on.
+    `stop` may have been asked for already. `lineage` has the process ids of this process and of
+    the launchers above it, one above the other, without which it must not go on.
     """
     rank, local_rank = launched.get("rank", 0), launched.get("local_rank", 0)
     outcome = Outcome(run_dir, rank=rank)
     ending = Ending(outcome, stop, rank=rank)
     when_signalled(ending.signalled)
-    if launcher is not None:
-        when_orphaned(launcher, ending.orphaned)
+    for child, parent in pairwise(lineage):
+        own = child == os.getpid()
+        when_orphaned(child, parent, ending.orphaned if own else ending.launcher_gone)
     try:
         device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
         ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
-        return _train(loaded, run_dir, outcome, stop, rank=rank, device=device)
+        return _train(loaded, run_dir, outcome, ending, rank=rank, device=device)
     except Refused as error:
         ending.refused(error)
     except (TrainingStopped, CheckpointError) as error:
@@ -73,7 +75,7 @@ def _train(
     loaded: LoadedConfig,
     run_dir: Path,
     outcome: Outcome,
-    stop: StopRequest,
+    ending: Ending,
     *,
     rank: int,
     device: torch.device,
@@ -84,12 +86,13 @@ def _train(
     grid = build_grid(loaded.config, rank=rank, world_size=loaded.world_size)
     groups = ProcessGroups.create(grid, timeout=_timeout(loaded))
     try:
-        place = Place(groups, device, run_dir, stop)
+        place = Place(groups, device, run_dir, ending.stop)
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
         raise Refused(str(error)) from error
     state = _fit(trainer)
     dist.barrier()
+    ending.settled = True
     reason = {} if trainer.left_because is None else {"reason": trainer.left_because}
     outcome.write(state, iteration=trainer.progress.iteration, **reason)
     trainer.report.close()

@@ -1,0 +1,53 @@
+"""A run under each launcher: the same losses to the bit, and the same end when a rank is killed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.processes import Job, arguments, deepspeed, started, torchrun
+from tests.distributed.small import layout, rows
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import LIMIT, status
+
+GONE = 30.0
+"""Seconds within which nothing of a broken job may be left."""
+FAULTY = "tests.distributed.faulty"
+
+
+@contextmanager
+def srun(
+    slurm: Cluster, config: Path, run_dir: Path, *overrides: str, env: dict[str, str]
+) -> Iterator[Job]:
+    """Two nodes with two ranks each, without a batch script."""
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
+    command += [sys.executable, "-m", FAULTY, *arguments(config, run_dir, *overrides)]
+    own = {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    with started(command, {**env, **own}) as job:
+        yield job
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "srun"])
+def test_b51_equal_losses_and_then_a_rank_is_killed(
+    launcher: str, slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    """Three steps of tensor 2 x data 2; within 30 s of rank 2's death nobody is left."""
+    env = {"FAULT": "kill:2:4", "DEAF": ""}
+    if launcher == "srun":
+        start = srun(slurm, config, tmp_path, *layout(2, 1), env=env)
+    else:
+        by = {"torchrun": torchrun, "deepspeed": deepspeed}[launcher]
+        start = by(4, config, tmp_path, *layout(2, 1), module=FAULTY, env=env)
+    with start as job:
+        code, _, err = job.finish(LIMIT)
+        job.wait_until_empty(GONE)
+    assert code != 0
+    found = status(tmp_path)
+    assert (found["state"], found["rank"]) == ("failed", 2), found
+    assert "ended without a word" in str(found["error"]) and "because of rank 2" in err
+    expected = [row["lm_loss"] for row in rows(unbroken)][:3]
+    assert [row["lm_loss"] for row in rows(tmp_path)] == expected
