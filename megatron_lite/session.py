@@ -141,7 +141,7 @@ def open_distributed(
 def _meet(rank: int, world_size: int, timeout: timedelta) -> Any:
     """The store of a job of several ranks, held by rank 0."""
     try:
-        place = meeting_point(os.environ)
+        place = meeting_point(os.environ, launcher=os.getppid())
     except ValueError as error:
         raise Refused(f"where the ranks meet can't be told: {error}") from error
     if place is None:

@@ -154,12 +154,13 @@ def show(loaded: LoadedConfig) -> int:
 def lineage(env: Mapping[str, str]) -> list[int]:
     """This process and the launchers above it, whose death must end it too; [] without any.
 
-    torchrun is the parent; the parent under deepspeed is a child of the command that was called.
+    The parent is torchrun or launch/node.py; under deepspeed it is a child of the command itself.
     """
     if "CROSS_RANK" in env:
         parent = os.getppid()
         return [os.getpid(), parent, parent_of(parent)]
-    return [os.getpid(), os.getppid()] if "TORCHELASTIC_RUN_ID" in env else []
+    is_launched = "TORCHELASTIC_RUN_ID" in env or "MEGATRON_LITE_NODE" in env
+    return [os.getpid(), os.getppid()] if is_launched else []
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"command"}),
         frozenset({"progress"}),
         frozenset({"rendezvous"}),
+        frozenset({"hostfile"}),
     ),
     (frozenset({"mpu"}), frozenset({"monitoring"}), frozenset({"health"})),
     (
@@ -52,6 +53,7 @@ PURE = (
     "outcome",
     "command",
     "rendezvous",
+    "hostfile",
     "mpu.grid",
     "mpu.host_memory",
     *(f"pipeline.{m}" for m in PURE_PIPELINE),
