@@ -10,12 +10,14 @@ import signal
 import sys
 import time
 import traceback
-from threading import Thread
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import NoReturn
 
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
-from megatron_lite.outcome import Outcome
+from megatron_lite.outcome import FINAL, Outcome
 
 FAILED, REFUSED = 1, 2
 BY_SIGNAL = 128
@@ -35,6 +37,23 @@ class Ending:
         self.settled = False
         """Set once all ranks have agreed that the run is over, and how. What a launcher sends when
         it sees the first of them leave with another code than 0 changes nothing any more."""
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """While ranks look for each other only the status tells that one of them has given up: its
+        port may be held by a program that lets the others wait for ever."""
+        before, met = self._outcome.version(), Event()
+
+        def watch() -> None:
+            while not met.wait(1.0):
+                if self._outcome.version() != before and self._outcome.read()["state"] in FINAL:
+                    self._tell_the_cause()
+                    _leave(FAILED)
+
+        if self._rank > 0:
+            Thread(target=watch, daemon=True).start()
+        yield
+        met.set()
 
     def refused(self, error: Exception) -> NoReturn:
         """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,

@@ -59,7 +59,8 @@ def run(
         own = child == os.getpid()
         when_orphaned(child, parent, ending.orphaned if own else ending.launcher_gone)
     try:
-        device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
+        with ending.meeting():
+            device, store = open_distributed(loaded, rank=rank, local_rank=local_rank)
         ending.peers = Peers(store, rank=rank, world_size=loaded.world_size)
         return _train(loaded, run_dir, outcome, ending, rank=rank, device=device)
     except Refused as error:
