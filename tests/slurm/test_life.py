@@ -35,7 +35,7 @@ def test_two_nodes_train_to_the_end(unbroken: Path) -> None:
 def test_asked_to_leave_it_is_queued_again_and_goes_on(
     slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    """And then again when its step is killed."""
+    """And then again when its step is killed, as launch.requeue says."""
     job = submit(slurm, config, tmp_path, phase="training", seconds=0.3)
     wait_for_step(slurm, job, tmp_path, 3)
     slurm.run("scancel", "--signal=USR1", job)
@@ -50,6 +50,26 @@ def test_asked_to_leave_it_is_queued_again_and_goes_on(
     assert killed == 8, "the newest that is whole"
     assert "start 3 of job" in text
     assert_same_losses(tmp_path, unbroken)
+
+
+def deaf_python(run_dir: Path) -> str:
+    """An interpreter whose training hears no signal in the first start, and is done in another."""
+    return interpreter(
+        run_dir,
+        f'[ "$2" = megatron_lite.train ] || exec {sys.executable} "$@"',
+        f"cd {run_dir}",
+        'if [ -e started ]; then echo \'{"state": "done"}\' >status.json; exit 0; fi',
+        'echo \'{"state": "running"}\' >status.json; touch started; sleep 300',
+    )
+
+
+def test_a_cancelled_job_stays_cancelled(slurm: Cluster, config: Path, tmp_path: Path) -> None:
+    options = ["--nodes=1", "--ntasks-per-node=1"]
+    job = submit(slurm, config, tmp_path, options=options, python=deaf_python(tmp_path))
+    slurm.wait_for_step(job, LIMIT)
+    slurm.run("scancel", job)
+    assert slurm.wait(job, ENDED, LIMIT) == "CANCELLED"
+    assert "queued again" not in output(tmp_path)
 
 
 @pytest.mark.every
@@ -84,8 +104,8 @@ def test_the_signal_is_heeded_in_every_phase(
 
 @pytest.mark.every
 def test_a_time_limit_is_met(slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path) -> None:
-    """Slurm's own signal, 30 s before the limit of a minute."""
-    options = ["--time=1", "--signal=USR1@30"]
+    """Slurm's own signal, 20 s before the limit of a minute."""
+    options = ["--time=1", "--signal=USR1@20"]
     job = submit(slurm, config, tmp_path, phase="training", seconds=4.0, options=options)
     assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
     assert "SIGUSR1 | queued again" in output(tmp_path)
@@ -95,15 +115,8 @@ def test_a_time_limit_is_met(slurm: Cluster, config: Path, unbroken: Path, tmp_p
 @pytest.mark.every
 def test_a_time_limit_that_comes_too_early(slurm: Cluster, config: Path, tmp_path: Path) -> None:
     """The first start hears no signal, as one that still saves or loads does not in time."""
-    python = interpreter(
-        tmp_path,
-        f'[ "$2" = megatron_lite.train ] || exec {sys.executable} "$@"',
-        f"cd {tmp_path}",
-        'if [ -e started ]; then echo \'{"state": "done"}\' >status.json; exit 0; fi',
-        'echo \'{"state": "running"}\' >status.json; touch started; sleep 300',
-    )
     options = ["--time=1", "--nodes=1", "--ntasks-per-node=1"]
-    job = submit(slurm, config, tmp_path, options=options, python=python)
+    job = submit(slurm, config, tmp_path, options=options, python=deaf_python(tmp_path))
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
     assert "the time limit came before the run had left | queued again" in output(tmp_path)
     assert "start 2 of job" in output(tmp_path)
