@@ -46,14 +46,17 @@ class Ending:
 
         def watch() -> None:
             while not met.wait(1.0):
-                if self._outcome.version() != before and self._outcome.read()["state"] in FINAL:
+                ended = self._outcome.read().get("state") in FINAL
+                if ended and self._outcome.version() != before:
                     self._tell_the_cause()
                     _leave(FAILED)
 
         if self._rank > 0:
             Thread(target=watch, daemon=True).start()
-        yield
-        met.set()
+        try:
+            yield
+        finally:
+            met.set()
 
     def refused(self, error: Exception) -> NoReturn:
         """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,

@@ -18,7 +18,8 @@ from tests.distributed.ranks import PRELOAD
 
 ROOT = Path(__file__).parents[2]
 MARK = "MEGATRON_LITE_TEST_JOB"
-WATCHDOG = 60.0
+WATCHDOG = 180.0
+"""Seconds; a loaded machine takes minutes to start a few processes."""
 
 
 @dataclass
