@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.processes import WATCHDOG, Job, deepspeed, torchrun
+from tests.distributed.processes import WATCHDOG, Job, arguments, deepspeed, started, torchrun
 from tests.distributed.small import layout, rows, small_config
 
 LIMIT = 30.0
@@ -142,6 +144,26 @@ def test_b46_two_jobs_at_once(
             job.wait_until_empty(10)
     losses = [[row["lm_loss"] for row in rows(run_dir)] for run_dir in runs]
     assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+@pytest.mark.every
+def test_deepspeeds_own_host_file(config: Path, tmp_path: Path) -> None:
+    """Two nodes with a rank each, for which deepspeed is called on each of them."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("one slots=1\nother slots=1\n")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(hosts)]
+    command += ["--no_ssh", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    words = arguments(config, tmp_path, *layout(1, 2), "training.train_iters=3")
+    nodes = [
+        [*command, "--node_rank", rank, "--module", "megatron_lite.train", *words] for rank in "01"
+    ]
+    with started(nodes[0]) as one, started(nodes[1]) as other:
+        for job in (one, other):
+            code, _, err = job.finish()
+            assert code == 0, err
+    assert status(tmp_path) == {"state": "done", "iteration": 3}
 
 
 def test_a_refused_config_is_printed_once(config: Path, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from tests.distributed.processes import Job, arguments, deepspeed, started, torchrun
 from tests.distributed.small import layout, rows
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import LIMIT, status
+from tests.slurm.jobs import LIMIT, last_step, status
 
 GONE = 30.0
 """Seconds within which nothing of a broken job may be left."""
@@ -51,3 +53,25 @@ def test_b51_equal_losses_and_then_a_rank_is_killed(
     assert "ended without a word" in str(found["error"]) and "because of rank 2" in err
     expected = [row["lm_loss"] for row in rows(unbroken)][:3]
     assert [row["lm_loss"] for row in rows(tmp_path)] == expected
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_asked_at_srun_the_run_leaves_with_a_checkpoint(
+    signals: list[signal.Signals], slurm: Cluster, config: Path, tmp_path: Path
+) -> None:
+    """SIGTERM, or Ctrl-C twice within a second, as srun wants it."""
+    endless = [*layout(2, 1), "training.train_iters=1000000"]
+    with srun(slurm, config, tmp_path, *endless, env={}) as job:
+        deadline = time.monotonic() + LIMIT
+        while last_step(tmp_path) < 2:
+            assert time.monotonic() < deadline and job.launcher.poll() is None
+            time.sleep(0.1)
+        for number in signals:
+            job.launcher.send_signal(number)
+            time.sleep(0.3)
+        code, _, err = job.finish(LIMIT)
+        job.wait_until_empty(GONE)
+    found = status(tmp_path)
+    assert code != 0 and found["state"] == "requeue", err
+    assert (tmp_path / f"checkpoints/global_step{found['iteration']}").is_dir()
