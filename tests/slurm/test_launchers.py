@@ -56,11 +56,14 @@ def test_b51_equal_losses_and_then_a_rank_is_killed(
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
-def test_asked_at_srun_the_run_leaves_with_a_checkpoint(
-    signals: list[signal.Signals], slurm: Cluster, config: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("signals", "state"),
+    [([signal.SIGUSR1], "requeue"), ([signal.SIGINT, signal.SIGINT], "running")],
+)
+def test_signals_to_srun(
+    signals: list[signal.Signals], state: str, slurm: Cluster, config: Path, tmp_path: Path
 ) -> None:
-    """SIGTERM, or Ctrl-C twice within a second, as srun wants it."""
+    """It passes SIGUSR1 on, and follows Ctrl-C, twice within a second, with SIGKILL for all."""
     endless = [*layout(2, 1), "training.train_iters=1000000"]
     with srun(slurm, config, tmp_path, *endless, env={}) as job:
         deadline = time.monotonic() + LIMIT
@@ -73,5 +76,6 @@ def test_asked_at_srun_the_run_leaves_with_a_checkpoint(
         code, _, err = job.finish(LIMIT)
         job.wait_until_empty(GONE)
     found = status(tmp_path)
-    assert code != 0 and found["state"] == "requeue", err
-    assert (tmp_path / f"checkpoints/global_step{found['iteration']}").is_dir()
+    assert code != 0 and found["state"] == state, err
+    if state == "requeue":
+        assert (tmp_path / f"checkpoints/global_step{found['iteration']}").is_dir()
