@@ -35,8 +35,18 @@ class Ending:
         self.peers: Peers | None = None
         """Known once the process group is there."""
         self.settled = False
-        """Set once all ranks have agreed that the run is over, and how. What a launcher sends when
-        it sees the first of them leave with another code than 0 changes nothing any more."""
+        """Whether the run is over and its outcome known."""
+
+    def settle(self) -> None:
+        """All ranks have agreed that the run is over, and how; main thread only.
+
+        What comes later changes nothing any more: a request to leave, or what a launcher sends when
+        it sees the first of them leave with another code than 0. Python's own end would give the
+        signals back their power to kill.
+        """
+        self.settled = True
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def meeting(self) -> Iterator[None]:

@@ -93,7 +93,7 @@ def _train(
         raise Refused(str(error)) from error
     state = _fit(trainer)
     dist.barrier()
-    ending.settled = True
+    ending.settle()
     reason = {} if trainer.left_because is None else {"reason": trainer.left_because}
     outcome.write(state, iteration=trainer.progress.iteration, **reason)
     trainer.report.close()

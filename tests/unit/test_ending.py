@@ -14,6 +14,9 @@ from megatron_lite.health.stopping import StopRequest
 from megatron_lite.outcome import Outcome
 
 
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+
 class Left(Exception):
     """The process would have ended."""
 
@@ -59,7 +62,14 @@ def test_a_lost_launcher_asks_for_a_checkpoint(own: Ending) -> None:
 def test_what_comes_after_the_agreed_end_changes_nothing(own: Ending) -> None:
     """A launcher sends SIGTERM to the others when the first rank leaves with 3."""
     own._outcome.write("requeue", iteration=5)
-    own.settled = True
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        own.settle()
+        for number in SIGNALS:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     own.signalled(signal.SIGTERM)
     own.launcher_gone()
     for late in (own.orphaned, lambda: own.failed(ValueError("closing"))):
