@@ -33,12 +33,31 @@ def srun(
         yield job
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "srun"])
-def test_b51_equal_losses_and_then_a_rank_is_killed(
-    launcher: str, slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+FAULTS = {
+    "kill": ("kill:2:4", "", "ended without a word"),
+    "raise": ("raise:2:4", "1", "a planned fault"),
+    "exit": ("exit:2:4", "", "ended without a word"),
+}
+"""A rank is killed, raises beside one that ignores SIGTERM, and leaves early with code 0."""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "fault"),
+    [
+        *(pytest.param(by, "kill") for by in ("torchrun", "deepspeed", "srun")),
+        *(
+            pytest.param(by, fault, marks=pytest.mark.every)
+            for by in ("deepspeed", "srun")
+            for fault in ("raise", "exit")
+        ),
+    ],
+)
+def test_b51_equal_losses_and_then_a_rank_ends(
+    launcher: str, fault: str, slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    """Three steps of tensor 2 x data 2; within 30 s of rank 2's death nobody is left."""
-    env = {"FAULT": "kill:2:4", "DEAF": ""}
+    """Three steps of tensor 2 x data 2; within 30 s of rank 2's end nobody is left."""
+    what, deaf, told = FAULTS[fault]
+    env = {"FAULT": what, "DEAF": deaf}
     if launcher == "srun":
         start = srun(slurm, config, tmp_path, *layout(2, 1), env=env)
     else:
@@ -50,7 +69,7 @@ def test_b51_equal_losses_and_then_a_rank_is_killed(
     assert code != 0
     found = status(tmp_path)
     assert (found["state"], found["rank"]) == ("failed", 2), found
-    assert "ended without a word" in str(found["error"]) and "because of rank 2" in err
+    assert told in str(found["error"]) and "because of rank 2" in err
     expected = [row["lm_loss"] for row in rows(unbroken)][:3]
     assert [row["lm_loss"] for row in rows(tmp_path)] == expected
 

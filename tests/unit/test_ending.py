@@ -13,7 +13,6 @@ from megatron_lite.health import stopping
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.outcome import Outcome
 
-
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
