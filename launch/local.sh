@@ -1,5 +1,6 @@
 #!/bin/bash
-# Start a run on this machine with as many processes as it asks for.
+# Start a run with as many processes as it asks for, by what is there: srun within a Slurm allocation,
+# torchrun on any other machine, neither for one process. Without GPUs it runs on the CPU.
 #
 #   bash launch/local.sh CONFIG [arguments of megatron_lite.train]
 #
@@ -11,6 +12,24 @@ PYTHON="${PYTHON:-$([ -x .venv/bin/python ] && echo "$PWD/.venv/bin/python" || e
 ranks="$("$PYTHON" -m megatron_lite.train "$@" --validate-only |
   sed -n 's/^\/\/ DeepSpeed, derived for \([0-9]*\) ranks.*/\1/p')"
 [ -n "$ranks" ] || exit 2  # refused, and told above
+
+if [ -n "${SLURM_JOB_ID:-}" ] && [ -z "${SLURM_STEP_ID:-}" ]; then
+  # The blocked signal may come before Python can take note of it.
+  exec srun --ntasks="$ranks" --kill-on-bad-exit=1 \
+    env --block-signal=USR1 "$PYTHON" -m megatron_lite.train "$@"
+fi
+
+if [ -n "${CUDA_VISIBLE_DEVICES-unset}" ] && command -v nvidia-smi >/dev/null; then
+  gpus="$(nvidia-smi --list-gpus | grep -c ^GPU || true)"
+  visible="${CUDA_VISIBLE_DEVICES-}"
+  [ -z "$visible" ] || gpus="$(tr ',' '\n' <<<"$visible" | grep -c .)"
+  if [ "$gpus" -gt 0 ] && [ "$ranks" -gt "$gpus" ]; then
+    echo "$1 asks for $ranks ranks, but this machine has $gpus GPUs: change launch.gpus_per_node or" \
+      "the layout, or set CUDA_VISIBLE_DEVICES= to train on the CPU" >&2
+    exit 2
+  fi
+fi
+
 if [ "$ranks" = 1 ]; then
   exec "$PYTHON" -m megatron_lite.train "$@"
 fi

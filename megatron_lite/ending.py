@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from threading import Thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import NoReturn
 
 from megatron_lite.health.peers import Peers
@@ -23,6 +24,7 @@ BY_SIGNAL = 128
 """Added to a signal's number, as shells do."""
 PATIENCE = 5.0
 """Seconds in which all ranks have met an error of the input, if they meet it at all."""
+_NO_LAUNCHER = "the launcher is gone"
 
 
 class Ending:
@@ -32,6 +34,39 @@ class Ending:
         self.outcome, self.stop, self._rank = outcome, stop, rank
         self.peers: Peers | None = None
         """Known once the process group is there."""
+        self.settled = False
+        """Whether the run is over and its outcome known."""
+
+    def settle(self) -> None:
+        """All ranks have agreed that the run is over, and how; main thread only.
+
+        What comes later changes nothing any more: a request to leave, or what a launcher sends when
+        it sees the first of them leave with another code than 0. Python's own end would give the
+        signals back their power to kill.
+        """
+        self.settled = True
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """While ranks look for each other only the status tells that one of them has given up: its
+        port may be held by a program that lets the others wait for ever."""
+        before, met = self.outcome.version(), Event()
+
+        def watch() -> None:
+            while not met.wait(1.0):
+                ended = self.outcome.read().get("state") in FINAL
+                if ended and self.outcome.version() != before:
+                    self._tell_the_cause()
+                    _leave(FAILED)
+
+        if self._rank > 0:
+            Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            met.set()
 
     def refused(self, error: Exception) -> NoReturn:
         """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,
@@ -100,26 +135,39 @@ class Ending:
         Training that goes well is asked to save first. It ends at once if a peer has died, at a
         second signal, and when no step ends.
         """
-        lost = [] if self.peers is None else self.peers.gone()
-        if self.stop.heeded and self.stop.reason is None and not lost:
-            self.stop.ask(number.name)
-            Thread(target=self._wait_for_the_answer, args=[number], daemon=True).start()
-        else:
-            self._stopped_by(number)
+        if not self.settled:
+            self._ask(number.name, BY_SIGNAL + number)
 
-    def _wait_for_the_answer(self, number: signal.Signals) -> None:
-        if not self.stop.answered.wait(self.stop.patience):
-            self._stopped_by(number)
-
-    def _stopped_by(self, number: signal.Signals) -> NoReturn:
-        if self._first(f"stopped by {number.name}"):
-            print(f"rank {self._rank} stops: {number.name}", file=sys.stderr, flush=True)
-        _leave(BY_SIGNAL + number)
+    def launcher_gone(self) -> None:
+        """The launcher of the launcher has ended: killed, or by Ctrl-C as this process was."""
+        if not self.settled and self.stop.reason is None:
+            self._ask(_NO_LAUNCHER, FAILED)
 
     def orphaned(self) -> NoReturn:
         """The launcher has died."""
-        self._first("the launcher is gone")
+        self._first(_NO_LAUNCHER)
         _leave(FAILED)
+
+    def _ask(self, why: str, code: int) -> None:
+        lost = [] if self.peers is None else self.peers.gone()
+        if self.stop.just_asked and not lost:
+            return
+        if self.stop.heeded and self.stop.reason is None and not lost:
+            self.stop.ask(why)
+            Thread(target=self._wait_for_the_answer, args=[why, code], daemon=True).start()
+        else:
+            self._stopped_by(why, code)
+
+    def _wait_for_the_answer(self, why: str, code: int) -> None:
+        if not self.stop.answered.wait(self.stop.patience):
+            self._stopped_by(why, code)
+
+    def _stopped_by(self, why: str, code: int) -> NoReturn:
+        if self._first(f"stopped by {why}"):
+            print(f"rank {self._rank} stops: {why}", file=sys.stderr, flush=True)
+        else:
+            self._tell_the_cause()
+        _leave(code)
 
     def _tell_the_cause(self) -> None:
         status = self.outcome.read()
@@ -128,6 +176,8 @@ class Ending:
 
     def _first(self, said: str) -> bool:
         """Leave word, of a rank that died without one if there is any; True if that is this one."""
+        if self.settled:
+            return True
         lost = [] if self.peers is None else self.peers.gone()
         if not lost:
             return self.outcome.end("failed", said)

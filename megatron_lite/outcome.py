@@ -30,6 +30,14 @@ class Outcome:
             return {}
         return status
 
+    def version(self) -> tuple[int, int] | None:
+        """Another one after each change of the status; None where there is none yet."""
+        try:
+            file = (self._run_dir / "status.json").stat()
+        except OSError:
+            return None
+        return file.st_ino, file.st_mtime_ns
+
     def write(self, state: str, **facts: Any) -> None:
         """Replace the status; rank 0 speaks for all."""
         if self._rank == 0:

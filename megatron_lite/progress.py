@@ -31,6 +31,8 @@ class Progress:
     """[first, last) of the training samples that rewinds left out, beside data.skip_samples."""
     recent_losses: list[float] = field(default_factory=list)
     """What training.loss_spike compares a loss with."""
+    evaluation_due: bool = False
+    """An evaluation at this iteration was broken off when the run was asked to leave."""
 
     @property
     def next_sample(self) -> int:
@@ -44,3 +46,4 @@ class Progress:
         self.left_out_samples += left_out
         self.updates += applied
         self.skipped += not applied
+        self.evaluation_due = False

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 
 _RANGE = re.compile(r"^([^\[,]+)(?:\[(\d+)[^\]]*\])?([^,]*)")
+_DEEPSPEED_PORT = "29500"
 FIRST_PORT, PORTS = 10_000, 20_000
 """Ports of jobs: below those that systems give to clients by themselves."""
 
@@ -39,13 +40,16 @@ def which_start(env: Mapping[str, str]) -> tuple[str, int]:
     return "/".join([count, *(env.get(name, "") for name in names)]), int(count)
 
 
-def meeting_point(env: Mapping[str, str]) -> tuple[str, int] | None:
+def meeting_point(env: Mapping[str, str], *, launcher: int = 0) -> tuple[str, int] | None:
     """Host and port of rank 0; None where neither the user nor a launcher nor Slurm names them.
 
     Under Slurm the host is the step's first node, and the port follows from job and step, so that
-    two jobs on a node have two.
+    two jobs on a node have two. deepspeed's launcher gives all jobs the same port unless it is told
+    another one; on a single node one that follows from its process id, `launcher`, replaces it.
     """
     address, port = env.get("MASTER_ADDR"), env.get("MASTER_PORT")
+    if env.get("CROSS_SIZE") == "1" and port == _DEEPSPEED_PORT:
+        port = str(job_port(launcher, 0))
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     if address is None and nodes is not None:
         address = _address(first_node(nodes))

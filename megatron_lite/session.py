@@ -9,9 +9,10 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,23 @@ def run(
     launched: Mapping[str, int],
     *,
     stop: StopRequest,
-    launcher: int | None = None,
+    lineage: Sequence[int] = (),
 ) -> int:
     """Train; returns the exit code of this rank.
 
-    `stop` may have been asked for already. `launcher` is the process id of a parent without which
-    this process must not go on.
+    `stop` may have been asked for already. `lineage` has the process ids of this process and of
+    the launchers above it, one above the other, without which it must not go on.
     """
     rank, local_rank = launched.get("rank", 0), launched.get("local_rank", 0)
     outcome = Outcome(run_dir, rank=rank)
     ending = Ending(outcome, stop, rank=rank)
     when_signalled(ending.signalled)
-    if launcher is not None:
-        when_orphaned(launcher, ending.orphaned)
+    for child, parent in pairwise(lineage):
+        own = child == os.getpid()
+        when_orphaned(child, parent, ending.orphaned if own else ending.launcher_gone)
     try:
         place, life = _prepare(loaded, run_dir, ending, rank=rank, local_rank=local_rank)
-        return _train(loaded, place, outcome, life)
+        return _train(loaded, place, ending, life)
     except Refused as error:
         ending.refused(error)
     except (TrainingStopped, CheckpointError, PreflightFailed) as error:
@@ -97,7 +99,8 @@ def _prepare(
     """Meet the other ranks, check what all of them run on, and make the groups."""
     grid = plan_grid(loaded, rank=rank)
     life = begin_life(loaded, run_dir, grid)
-    device, store = meet(loaded, rank=rank, local_rank=local_rank)
+    with ending.meeting():
+        device, store = meet(loaded, rank=rank, local_rank=local_rank)
     # A connection of its own: one that waits in a collective can't be asked anything else.
     peers = dist.PrefixStore("peers", store.clone())
     ending.peers = Peers(peers, rank=rank, world_size=loaded.world_size)
@@ -126,7 +129,7 @@ def _prepare(
     return Place(groups, device, run_dir, ending.stop, life.heartbeat), life
 
 
-def _train(loaded: LoadedConfig, place: Place, outcome: Outcome, life: Life) -> int:
+def _train(loaded: LoadedConfig, place: Place, ending: Ending, life: Life) -> int:
     try:
         trainer = build_trainer(loaded.config, place, origins=loaded.origins)
     except (DataError, CheckpointError) as error:
@@ -134,8 +137,9 @@ def _train(loaded: LoadedConfig, place: Place, outcome: Outcome, life: Life) -> 
     trainer.report.texts(run_texts(trainer, os.environ))
     state = _fit(trainer)
     dist.barrier()
+    ending.settle()
     reason = {} if trainer.left_because is None else {"reason": trainer.left_because}
-    outcome.write(state, iteration=trainer.progress.iteration, **reason)
+    ending.outcome.write(state, iteration=trainer.progress.iteration, **reason)
     life.end(state)
     trainer.report.close()
     trainer.engine.close()
@@ -198,7 +202,7 @@ def join(loaded: LoadedConfig, grid: Grid, store: Any, device: torch.device) -> 
 def _meet(rank: int, world_size: int, timeout: timedelta) -> Any:
     """The store of a job of several ranks, held by rank 0."""
     try:
-        place = meeting_point(os.environ)
+        place = meeting_point(os.environ, launcher=os.getppid())
     except ValueError as error:
         raise Refused(f"where the ranks meet can't be told: {error}") from error
     if place is None:

@@ -1,15 +1,15 @@
 """What a Slurm batch script asks around its `srun`: before it, whether one more start makes sense;
 after it, whether the job is to be queued again. No torch; launch/train.sbatch calls it.
 
-`python -m megatron_lite.slurm begin CONFIG …` and `… end CODE CONFIG …`, with CODE that of srun and
-then the arguments of megatron_lite.train. Exit codes are those of megatron_lite.train.
+`python -m megatron_lite.slurm begin CONFIG …` and `… end CODE CONFIG …`, with CODE that of srun (or
+`time-limit`, where that ended it) and then the arguments of megatron_lite.train. Exit codes are
+those of megatron_lite.train, and AGAIN: the script then queues its job again.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +26,9 @@ from megatron_lite.train import DONE, FAILED, REFUSED, REQUEUE, parse
 RESTARTS = "restarts.jsonl"
 FRUITLESS = 2
 """Restarts in a row without a new checkpoint after which a job is not started again."""
+AGAIN = 75
+"""Exit code by which the job is to be queued again."""
+TIME_LIMIT = "time-limit"
 _KILLED = "ended without a word"
 """In the error of a rank that did not fail by itself (see ending.py)."""
 
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = load_config(args.config, args.set, None, check_files=False)
         if command == "begin":
             return begin(loaded, args.run_dir, os.environ)
-        return end(int(code), loaded, args.run_dir, os.environ)
+        return end(code, loaded, args.run_dir)
     except (ConfigError, CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -75,32 +78,32 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
     return DONE
 
 
-def end(code: int, loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
-    """Queue the job again where that makes sense; returns its exit code otherwise."""
+def end(ended: str, loaded: LoadedConfig, run_dir: Path) -> int:
+    """AGAIN where the job is to be queued again, else its exit code; `ended` is srun's code or
+    TIME_LIMIT."""
     status = Outcome(run_dir, rank=0).read()
-    state = status.get("state")
+    state, code = status.get("state"), FAILED if ended == TIME_LIMIT else int(ended)
     if code == 0 and state == "done":
         return DONE
     if state == "refused":
         return REFUSED
-    why = _why_again(code, status)
+    why = _why_again(ended, status)
     if why is None:
         return code or FAILED
     if not loaded.config.launch.requeue:
         print(f" {why} | launch.requeue would queue the job again |", flush=True)
         return REQUEUE if state == "requeue" else code or FAILED
     print(f" {why} | queued again |", flush=True)
-    done = subprocess.run(["scontrol", "requeue", env["SLURM_JOB_ID"]], check=False)
-    time.sleep(60)  # Slurm ends this script meanwhile
-    print(f"scontrol requeue failed with code {done.returncode}", file=sys.stderr)
-    return REQUEUE
+    return AGAIN
 
 
-def _why_again(code: int, status: Mapping[str, Any]) -> str | None:
+def _why_again(code: str, status: Mapping[str, Any]) -> str | None:
     """What ended the run from outside; None where it failed by itself and would again."""
     state = status.get("state")
     if state == "requeue":
         return f"left at iteration {status.get('iteration')}: {status.get('reason')}"
+    if code == TIME_LIMIT:
+        return "the time limit came before the run had left"
     if state == "running" or _KILLED in str(status.get("error")):
         return f"killed (srun gave {code})"
     return None

@@ -22,6 +22,7 @@ from megatron_lite.config.load import LoadedConfig, load_config
 from megatron_lite.config.resuming import COMPARED, SavedRun, resume_config
 from megatron_lite.config.schema import CheckpointConfig
 from megatron_lite.health.stopping import StopRequest
+from megatron_lite.health.watch import parent_of
 from megatron_lite.outcome import Outcome
 from megatron_lite.rendezvous import launch_facts
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = StopRequest()
     stop.listen(signal.SIGUSR1)
     # Read now: by the time torch is imported a launcher may be gone.
-    launcher = os.getppid() if launcher_is_parent(os.environ) else None
+    ancestors = lineage(os.environ)
     try:
         loaded = configure(args, launched)
     except (ConfigError, CheckpointError) as error:
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return refuse(f"--run-dir {args.run_dir}: {error.strerror}", args, launched)
+    for name, value in loaded.config.launch.environment.items():
+        os.environ.setdefault(name, value)
     # torch and deepspeed cost seconds to import; a config is checked without them.
     import torch
 
@@ -84,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from megatron_lite.session import run
 
-    return run(loaded, args.run_dir, launched, stop=stop, launcher=launcher)
+    return run(loaded, args.run_dir, launched, stop=stop, lineage=ancestors)
 
 
 def configure(args: argparse.Namespace, launched: Mapping[str, int]) -> LoadedConfig:
@@ -150,9 +153,16 @@ def show(loaded: LoadedConfig) -> int:
     return DONE
 
 
-def launcher_is_parent(env: Mapping[str, str]) -> bool:
-    """True under torchrun and deepspeed: their death must end this process too."""
-    return "TORCHELASTIC_RUN_ID" in env or "CROSS_RANK" in env
+def lineage(env: Mapping[str, str]) -> list[int]:
+    """This process and the launchers above it, whose death must end it too; [] without any.
+
+    The parent is torchrun or launch/node.py; under deepspeed it is a child of the command itself.
+    """
+    if "CROSS_RANK" in env:
+        parent = os.getppid()
+        return [os.getpid(), parent, parent_of(parent)]
+    is_launched = "TORCHELASTIC_RUN_ID" in env or "MEGATRON_LITE_NODE" in env
+    return [os.getpid(), os.getppid()] if is_launched else []
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ class Trainer:
         self._began_at = self.progress.iteration
         self._logged_samples = self.progress.consumed_samples
         total = train_iters(self.config.training)
+        if self.progress.evaluation_due and "valid" in self.evaluations:
+            self.evaluate("valid")  # so that a curve has no gap where the run had left
         while self.progress.iteration < total and not self._must_leave():
             before = self.progress.iteration
             self.iteration(total)
@@ -306,6 +308,8 @@ class Trainer:
                     break
             loss = mean_over_tokens([total], tokens, self.groups)
         self.engine.train(True)
+        if part == "valid":
+            self.progress.evaluation_due = self.left_because is not None
         if self.left_because is not None:
             return None
         seconds = self.timer.totals["evaluation"] - started

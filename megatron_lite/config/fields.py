@@ -7,6 +7,7 @@ number and never a switch, and NaN and Infinity are refused. Used by the files i
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -61,6 +62,20 @@ def _loss_scale(value: Any) -> Any:
     return number
 
 
+def _variables(value: Any) -> dict[str, str]:
+    rule = "must be an object of names and texts"
+    if not isinstance(value, dict):
+        raise PydanticCustomError("variables", f"{rule}, not {{kind}}", {"kind": kind(value)})
+    for name, text in value.items():
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+            message = f"{rule}; {{name}} is no name of a variable"
+            raise PydanticCustomError("variables", message, {"name": name})
+        if not isinstance(text, str) or "\0" in text:
+            message = f"{rule}; {{name}} is {{kind}}"
+            raise PydanticCustomError("variables", message, {"name": name, "kind": kind(text)})
+    return value
+
+
 class _Nullable:
     """Accepts null although the type has no None: `derive` replaces it before anyone reads it."""
 
@@ -80,6 +95,10 @@ Fraction = Annotated[Number, Le(1)]
 """From 0 to 1, both included."""
 Decay = Annotated[Number, Lt(1)]
 """From 0 to below 1: the decay rate of a running mean."""
+Variables = Annotated[
+    dict[str, str], BeforeValidator(_variables, json_schema_input_type=dict[str, str])
+]
+"""Names and values of environment variables."""
 LossScale = Annotated[
     Literal["dynamic"] | float,
     BeforeValidator(_loss_scale, json_schema_input_type=Literal["dynamic"] | float),

@@ -12,6 +12,8 @@ import time
 
 PATIENCE = 15.0
 """Seconds that a run is given to end a step, whatever its steps took before."""
+SAME_REQUEST = 2.0
+"""Seconds in which a launcher passes a signal on that its ranks have got by themselves."""
 
 
 class StopRequest:
@@ -22,12 +24,14 @@ class StopRequest:
         """Who asked first; None: nobody did."""
         self.answered = threading.Event()
         """Set once a trainer knows."""
+        self._asked: float | None = None
         self._polled: float | None = None
         self._longest = 0.0
 
     def ask(self, reason: str) -> None:
         """Leave at the next occasion."""
-        self.reason = self.reason or reason
+        if self.reason is None:
+            self.reason, self._asked = reason, time.monotonic()
 
     def poll(self) -> str | None:
         """What was asked; called between two steps, on every rank."""
@@ -38,6 +42,11 @@ class StopRequest:
         if self.reason is not None:
             self.answered.set()
         return self.reason
+
+    @property
+    def just_asked(self) -> bool:
+        """Whether one more signal is part of the request that was made."""
+        return self._asked is not None and time.monotonic() - self._asked < SAME_REQUEST
 
     @property
     def heeded(self) -> bool:

@@ -14,6 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from megatron_lite.rendezvous import launch_facts
 from megatron_lite.train import main
 from megatron_lite.trainer import Trainer
 
@@ -42,7 +43,7 @@ def strike(kind: str, trainer: Trainer) -> None:
 
 def install(fault: str, deaf: str) -> None:
     """Patch the trainer's loop as the two variables say."""
-    rank = os.environ.get("RANK", "0")
+    rank = str(launch_facts(os.environ).get("rank", 0))
     kind, victim, iteration = fault.split(":")
     step = Trainer.iteration
 

@@ -294,6 +294,7 @@ LAUNCH_SECTION = dict.fromkeys(
     ("nodes", "gpus_per_node"),
     "tests/distributed/test_fields.py::test_machines_give_the_number_of_ranks",
 ) | {
+    "environment": "tests/unit/test_train.py::test_variables_of_the_config_are_set",
     "requeue": "tests/slurm/test_life.py::test_asked_to_leave_it_is_queued_again_and_goes_on",
     "preflight": "tests/distributed/test_preflight.py::test_it_can_be_left_out",
     **dict.fromkeys(

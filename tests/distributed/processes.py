@@ -18,7 +18,8 @@ from tests.distributed.ranks import PRELOAD
 
 ROOT = Path(__file__).parents[2]
 MARK = "MEGATRON_LITE_TEST_JOB"
-WATCHDOG = 60.0
+WATCHDOG = 180.0
+"""Seconds; a loaded machine takes minutes to start a few processes."""
 
 
 @dataclass
@@ -58,11 +59,34 @@ def torchrun(
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """Start training under torchrun, in a process group of its own; kills what is left then."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node", str(processes), "-m", module]
+    with started([*command, *arguments(config, run_dir, *overrides)], env) as job:
+        yield job
+
+
+@contextlib.contextmanager
+def deepspeed(
+    processes: int,
+    config: Path,
+    run_dir: Path,
+    *overrides: str,
+    module: str = "megatron_lite.train",
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Job]:
+    """The same under deepspeed's launcher."""
+    command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(processes)]
+    command += ["--module", module]
+    with started([*command, *arguments(config, run_dir, *overrides)], env) as job:
+        yield job
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Job]:
+    """A launcher in a process group of its own; kills what is left of its job in the end."""
     mark = uuid.uuid4().hex
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc_per_node", str(processes), "-m", module]
     launcher = subprocess.Popen(
-        [*launch, *arguments(config, run_dir, *overrides)],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

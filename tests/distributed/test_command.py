@@ -6,6 +6,7 @@ Most runs here are forks that call main; what a new interpreter does is in test_
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -191,6 +192,19 @@ def test_b51_a_rank_that_hangs_fails_the_run_in_time(config: Path, tmp_path: Pat
     assert "; rank 0 waits for it" in found["error"] and "imed out" not in found["error"]
     assert all("rank 1 on " in one.err for one in ended)
     assert " in strike" in (tmp_path / "stacks/rank_00001.txt").read_text()
+
+
+def test_b46_a_port_that_is_taken_is_told_by_all_ranks(config: Path, tmp_path: Path) -> None:
+    """By a program that lets others wait: they do not, though no launcher kills them."""
+    start = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        argv = arguments(config, tmp_path, *layout(2, 1))
+        ended = fork_main(argv, processes=2, env={"MASTER_PORT": str(port)})
+    assert time.monotonic() - start < 30
+    assert [one.code for one in ended] == [2, 1]
+    assert_refused(ended[0], tmp_path, f"can't meet the others at 127.0.0.1:{port}")
+    assert "rank 1 stops because of rank 0" in ended[1].err
 
 
 def test_b29_a_run_that_can_not_go_on_fails_and_says_where(config: Path, tmp_path: Path) -> None:

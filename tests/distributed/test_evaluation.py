@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,6 +197,32 @@ def test_b28_training_goes_round_the_data(corpus: Path, tmp_path: Path) -> None:
     for run in on_ranks(3, train, config, layout(1, 3), tmp_path):
         assert run.losses == pytest.approx(expected.losses, rel=1e-5)
         assert len(run.losses) == 6
+
+
+def leaves_while_evaluating(trainer: Trainer) -> None:
+    """Ask a rank to leave amid the evaluation after its second step."""
+    run = trainer._run
+
+    def asking(schedule: str, batches: list[MicroBatch]) -> Any:
+        if schedule == "forward-only" and trainer.progress.iteration == 2:
+            trainer.stop.ask("a test")
+        return run(schedule, batches)
+
+    trainer._run = asking  # type: ignore[method-assign]
+
+
+def test_an_evaluation_that_was_broken_off_is_made_up_for(config: Path, tmp_path: Path) -> None:
+    """The resumed run begins with it, and its metrics are those of the unbroken run."""
+    overrides = [*EVERY_STEP, 'checkpoint.save="c"', "checkpoint.load=c"]
+    overrides += ["checkpoint.exit_on_missing_checkpoint=false"]
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    on_ranks(1, train, config, overrides, tmp_path / "whole")
+    on_ranks(1, train, config, overrides, tmp_path / "broken", leaves_while_evaluating)
+    assert [row["iteration"] for row in rows(tmp_path / "broken", "valid")] == [1]
+    on_ranks(1, train, config, overrides, tmp_path / "broken")
+    assert losses_of(tmp_path / "broken") == losses_of(tmp_path / "whole")
+    assert [row["iteration"] for row in rows(tmp_path / "broken", "valid")] == [1, 2, 3, 4]
 
 
 def fixed_sums(config: Path, overrides: list[str], run_dir: Path) -> float:

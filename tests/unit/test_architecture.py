@@ -37,6 +37,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"command"}),
         frozenset({"progress"}),
         frozenset({"rendezvous"}),
+        frozenset({"hostfile"}),
     ),
     (
         frozenset({"mpu"}),
@@ -72,6 +73,7 @@ PURE = (
     "command",
     "rendezvous",
     *(f"health.{m}" for m in PURE_HEALTH),
+    "hostfile",
     "mpu.grid",
     "mpu.host_memory",
     *(f"pipeline.{m}" for m in PURE_PIPELINE),

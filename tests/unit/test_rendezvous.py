@@ -49,6 +49,15 @@ def test_jobs_and_steps_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch)
     assert all(10_000 <= port < 30_000 for port in ports)
 
 
+def test_jobs_of_deepspeeds_launcher_have_ports_of_their_own() -> None:
+    """It gives every job the same one, unless it is told another one."""
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "CROSS_SIZE": "1"}
+    assert meeting_point(given, launcher=77) == ("127.0.0.1", job_port(77, 0))
+    assert meeting_point(given | {"MASTER_PORT": "4711"}, launcher=77) == ("127.0.0.1", 4711)
+    several = given | {"CROSS_SIZE": "2"}
+    assert meeting_point(several, launcher=77) == ("127.0.0.1", 29500), "all nodes have to agree"
+
+
 def test_what_the_user_sets_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_address", lambda node: node)
     job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n4"}

@@ -20,24 +20,6 @@ def words(small_run: dict[str, Any], tmp_path: Path) -> list[str]:
     return [str(path), "--run-dir", str(tmp_path / "run")]
 
 
-@pytest.fixture
-def requeued(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Calls of scontrol, which does nothing here."""
-    found: list[list[str]] = []
-
-    class Done:
-        returncode = 1
-
-    def run(command: list[str], **_: object) -> Done:
-        found.append(command)
-        return Done()
-
-    monkeypatch.setattr(slurm.subprocess, "run", run)
-    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    return found
-
-
 def starts(words: list[str], monkeypatch: pytest.MonkeyPatch, restart: int) -> int:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restart))
@@ -62,32 +44,25 @@ def test_two_restarts_without_progress_are_enough(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "again", "left"),
+    ("status", "code", "left", "alone"),
     [
-        ({"state": "done", "iteration": 9}, 0, False, 0),
-        ({"state": "requeue", "iteration": 4, "reason": "SIGUSR1"}, 3, True, 3),
-        ({"state": "running"}, 137, True, 3),
-        ({"state": "failed", "error": "ended without a word: killed"}, 1, True, 3),
-        ({"state": "failed", "error": "ValueError: no"}, 1, False, 1),
-        ({"state": "refused", "error": "no"}, 2, False, 2),
-        ({}, 2, False, 2),
+        ({"state": "done", "iteration": 9}, "0", 0, 0),
+        ({"state": "requeue", "iteration": 4, "reason": "SIGUSR1"}, "3", slurm.AGAIN, 3),
+        ({"state": "running"}, "137", slurm.AGAIN, 137),
+        ({"state": "failed", "error": "ended without a word: killed"}, "1", slurm.AGAIN, 1),
+        ({"state": "failed", "error": "stopped by SIGTERM"}, "143", 143, 143),
+        ({"state": "failed", "error": "stopped by SIGTERM"}, "time-limit", slurm.AGAIN, 1),
+        ({"state": "requeue", "iteration": 4, "reason": "x"}, "time-limit", slurm.AGAIN, 3),
+        ({"state": "failed", "error": "ValueError: no"}, "1", 1, 1),
+        ({"state": "refused", "error": "no"}, "2", 2, 2),
+        ({}, "2", 2, 2),
     ],
 )
 def test_what_follows_an_end(
-    status: dict[str, Any],
-    code: int,
-    again: bool,
-    left: int,
-    words: list[str],
-    requeued: list[list[str]],
-    tmp_path: Path,
+    status: dict[str, Any], code: str, left: int, alone: int, words: list[str], tmp_path: Path
 ) -> None:
-    """`left`: the exit code of the batch script, where scontrol does not end it."""
+    """`left`: the exit code; `alone`: where the config does not ask for requeue."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run/status.json").write_text(json.dumps(status))
-    assert slurm.main(["end", str(code), *words]) == left
-    assert requeued == ([["scontrol", "requeue", "12"]] if again else [])
-    requeued.clear()
-    quiet = [*words, "--set", "launch.requeue=false"]
-    assert slurm.main(["end", str(code), *quiet]) == (code or left)
-    assert requeued == []
+    assert slurm.main(["end", code, *words]) == left
+    assert slurm.main(["end", code, *words, "--set", "launch.requeue=false"]) == alone

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from megatron_lite.config.fields import DERIVE, Derived, Flag, PositiveWhole, Section, Text
+from megatron_lite.config.fields import (
+    DERIVE,
+    Derived,
+    Flag,
+    PositiveWhole,
+    Section,
+    Text,
+    Variables,
+)
 
 
 class LaunchConfig(Section):
@@ -16,6 +24,10 @@ class LaunchConfig(Section):
     gpus_per_node: Derived[PositiveWhole] = DERIVE
     """Processes, and GPUs where there are any, on each machine. null: tensor size x pipeline
     size."""
+
+    environment: Variables = {}  # noqa: RUF012, pydantic copies it
+    """Variables for each process, such as NCCL_DEBUG, set before torch is loaded; one that is set
+    already keeps its value. No secrets: the run folder and checkpoints keep a copy."""
 
     requeue: Flag = False
     """Queue a Slurm job again when its time is over or a node or process was killed, until training

@@ -1,0 +1,132 @@
+"""launch/train.sbatch and local.sh with pretended commands: what they call, and exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """A folder of commands that note how they were called and answer as their variables say."""
+    for name in ("module", "srun", "scontrol", "python", "sleep", "nvidia-smi"):
+        program = tmp_path / name
+        variable = name.upper().replace("-", "_")
+        program.write_text(
+            f'#!/bin/sh\necho "{name} $*" >>{tmp_path}/calls\n'
+            f'printf "%s" "${{{variable}_SAYS:-}}"\nexit ${{{variable}_CODE:-0}}\n'
+        )
+        program.chmod(0o755)
+    return tmp_path
+
+
+def run(fake: Path, script: str, **env: str) -> tuple[int, list[str], str]:
+    """Exit code, the calls in their order, and what went to stderr."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+    path = f"{fake}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", ROOT / "launch" / script, "run.json"],
+        env={**kept, "PATH": path, "PYTHON": "python", "SLURM_JOB_ID": "12"} | env,
+        cwd=fake,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    calls = fake / "calls"
+    return done.returncode, calls.read_text().splitlines() if calls.exists() else [], done.stderr
+
+
+TRAIN = "env --block-signal=USR1 python -m megatron_lite.train run.json"
+
+
+def test_a_plain_job(fake: Path) -> None:
+    code, calls, _ = run(fake, "train.sbatch", SRUN_CODE="9")
+    assert code == 0, "what the last command says"
+    assert calls == [
+        "python -m megatron_lite.slurm begin run.json",
+        f"srun --kill-on-bad-exit=1 --export=ALL {TRAIN}",
+        "python -m megatron_lite.slurm end 9 run.json",
+    ]
+
+
+def test_modules_containers_and_options_of_srun(fake: Path) -> None:
+    site = {
+        "MODULES": "cuda/12.8 python",
+        "CONTAINER": "env -u NONE * --",
+        "SRUN_OPTIONS": "--container-image=/images/a.sqsh --container-mounts=/data",
+    }
+    code, calls, _ = run(fake, "train.sbatch", **site)
+    inside = f"{site['SRUN_OPTIONS']} {site['CONTAINER']}"
+    step = f"srun --nodes=1 --ntasks=1 {inside}"
+    assert code == 0 and calls == [
+        "module load cuda/12.8 python",
+        f"{step} python -m megatron_lite.slurm begin run.json",
+        f"srun --kill-on-bad-exit=1 --export=ALL {inside} {TRAIN}",
+        f"{step} python -m megatron_lite.slurm end 0 run.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "last"),
+    [
+        ({"MODULES": "x", "MODULE_CODE": "1"}, 2, "module load x"),
+        ({"PYTHON_CODE": "2"}, 2, "python -m megatron_lite.slurm begin run.json"),
+    ],
+)
+def test_a_start_that_makes_no_sense(
+    faults: dict[str, str], code: int, last: str, fake: Path
+) -> None:
+    found, calls, _ = run(fake, "train.sbatch", **faults)
+    assert found == code and calls[-1] == last
+
+
+def test_a_job_queues_itself_again(fake: Path) -> None:
+    """A Python that is content before the run and says 75 after it."""
+    (fake / "python").write_text('#!/bin/sh\n[ "$3" = end ] && exit 75\nexit 0\n')
+    code, calls, _ = run(fake, "train.sbatch")
+    assert code == 0 and calls[-2:] == ["scontrol requeue 12", "sleep 60"]
+    code, calls, _ = run(fake, "train.sbatch", SCONTROL_CODE="1")
+    assert code == 3 and calls[-1] == "scontrol requeue 12"
+
+
+RANKS = "// DeepSpeed, derived for {} ranks (data parallel 1):\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "last"),
+    [
+        ({}, "python -m torch.distributed.run --standalone --nproc_per_node 4 -m TRAIN"),
+        ({"PYTHON_SAYS": RANKS.format(1)}, "python -m TRAIN"),
+        (
+            {"SLURM_JOB_ID": "12"},
+            "srun --ntasks=4 --kill-on-bad-exit=1 env --block-signal=USR1 python -m TRAIN",
+        ),
+        (
+            {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"},
+            "python -m torch.distributed.run --standalone --nproc_per_node 4 -m TRAIN",
+        ),
+    ],
+)
+def test_local_takes_what_the_machine_has(env: dict[str, str], last: str, fake: Path) -> None:
+    given = {"PYTHON_SAYS": RANKS.format(4), "SLURM_JOB_ID": "", "CUDA_VISIBLE_DEVICES": ""} | env
+    code, calls, _ = run(fake, "local.sh", **given)
+    assert code == 0
+    assert calls == [
+        "python -m megatron_lite.train run.json --validate-only",
+        last.replace("TRAIN", "megatron_lite.train run.json"),
+    ]
+
+
+@pytest.mark.parametrize(("devices", "code"), [(None, 2), ("0,1", 2), ("0,1,2,3", 0), ("", 0)])
+def test_local_refuses_more_ranks_than_gpus(devices: str | None, code: int, fake: Path) -> None:
+    env = {"PYTHON_SAYS": RANKS.format(4), "SLURM_JOB_ID": "", "NVIDIA_SMI_SAYS": "GPU 0\nGPU 1\n"}
+    env |= {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    found, _, err = run(fake, "local.sh", **env)
+    assert found == code
+    assert ("4 ranks, but this machine has 2 GPUs" in err) == bool(code)

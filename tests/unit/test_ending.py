@@ -1,0 +1,94 @@
+"""A signal asks a rank to save first, and what a launcher passes on is no second request."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from megatron_lite import ending
+from megatron_lite.ending import Ending
+from megatron_lite.health import stopping
+from megatron_lite.health.stopping import StopRequest
+from megatron_lite.outcome import Outcome
+
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+
+class Left(Exception):
+    """The process would have ended."""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ending:
+    """The ending of a rank that trains."""
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    monkeypatch.setattr(ending, "_leave", leave)
+    Outcome(tmp_path, rank=0).write("running")
+    own = Ending(Outcome(tmp_path, rank=0), StopRequest(), rank=0)
+    own.stop.poll()
+    own.stop.answered.set()  # nobody has to watch over the answer
+    return own
+
+
+def state(own: Ending) -> str:
+    return own._outcome.read()["state"]
+
+
+def test_the_same_request_by_way_of_the_launcher_is_no_second_one(
+    own: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.signalled(signal.SIGINT)
+    own.signalled(signal.SIGTERM)
+    own.launcher_gone()
+    assert own.stop.reason == "SIGINT" and state(own) == "running"
+    monkeypatch.setattr(stopping, "SAME_REQUEST", 0.0)
+    own.launcher_gone()
+    with pytest.raises(Left, match="143"):
+        own.signalled(signal.SIGTERM)
+    assert state(own) == "failed"
+
+
+def test_a_lost_launcher_asks_for_a_checkpoint(own: Ending) -> None:
+    own.launcher_gone()
+    assert own.stop.reason == "the launcher is gone" and state(own) == "running"
+
+
+def test_what_comes_after_the_agreed_end_changes_nothing(own: Ending) -> None:
+    """A launcher sends SIGTERM to the others when the first rank leaves with 3."""
+    own._outcome.write("requeue", iteration=5)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        own.settle()
+        for number in SIGNALS:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    own.signalled(signal.SIGTERM)
+    own.launcher_gone()
+    for late in (own.orphaned, lambda: own.failed(ValueError("closing"))):
+        with pytest.raises(Left):
+            late()
+    assert state(own) == "requeue"
+
+
+def test_a_rank_that_does_not_train_yet_ends_at_once(own: Ending) -> None:
+    own.stop = StopRequest()
+    with pytest.raises(Left, match="143"):
+        own.signalled(signal.SIGTERM)
+    assert state(own) == "failed"
+
+
+def test_the_version_of_a_status_tells_equal_ones_apart(tmp_path: Path) -> None:
+    outcome = Outcome(tmp_path, rank=0)
+    assert outcome.version() is None
+    seen = []
+    for _ in range(2):
+        outcome.write("refused", error="the same")
+        seen.append(outcome.version())
+    assert seen[0] != seen[1]

@@ -1,0 +1,68 @@
+"""What the entry point does before training is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megatron_lite import train
+
+
+@pytest.fixture
+def config(small_run: dict[str, Any], tmp_path: Path) -> Path:
+    """A run whose corpus is there."""
+    for end in (".bin", ".idx"):
+        (tmp_path / f"corpus{end}").touch()
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(small_run))
+    return path
+
+
+def test_variables_of_the_config_are_set(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """launch.environment is there when the session begins; what the user set stays."""
+    seen: dict[str, str] = {}
+
+    def run(*_: object, **__: object) -> int:
+        seen.update(os.environ)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "megatron_lite.session", SimpleNamespace(run=run))
+    monkeypatch.setattr(os, "environ", {**os.environ, "NCCL_DEBUG": "TRACE"})
+    values = {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring", "ODD": "$HOME; 64(x2)\n", "NOTHING": ""}
+    setting = f"launch.environment={json.dumps(values)}"
+    words = [str(config), "--run-dir", str(config.parent / "run"), "--set", setting]
+    assert train.main(words) == 0
+    assert {name: seen[name] for name in values} == values | {"NCCL_DEBUG": "TRACE"}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ('["A"]', "must be an object of names and texts, not a list"),
+        ('{"A": 1}', "must be an object of names and texts; A is a number"),
+        ('{"A B": "x"}', "A B is no name of a variable"),
+    ],
+)
+def test_variables_must_be_names_and_texts(
+    value: str, told: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main([str(config), "--set", f"launch.environment={value}", "--validate-only"]) == 2
+    said = capsys.readouterr().err
+    assert "launch.environment = " in said and told in said
+
+
+def test_the_launchers_above_a_process() -> None:
+    """Under deepspeed the parent is itself a child of the command that was called."""
+    me, parent = os.getpid(), os.getppid()
+    assert train.lineage({}) == []
+    assert train.lineage({"TORCHELASTIC_RUN_ID": "x"}) == [me, parent]
+    assert train.lineage({"MEGATRON_LITE_NODE": "x"}) == [me, parent]
+    status = Path(f"/proc/{parent}/status").read_text()
+    above = int(status.partition("PPid:")[2].split()[0])
+    assert train.lineage({"CROSS_RANK": "0"}) == [me, parent, above]
