@@ -36,7 +36,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ending:
 
 
 def state(own: Ending) -> str:
-    return own._outcome.read()["state"]
+    return own.outcome.read()["state"]
 
 
 def test_the_same_request_by_way_of_the_launcher_is_no_second_one(
@@ -60,7 +60,7 @@ def test_a_lost_launcher_asks_for_a_checkpoint(own: Ending) -> None:
 
 def test_what_comes_after_the_agreed_end_changes_nothing(own: Ending) -> None:
     """A launcher sends SIGTERM to the others when the first rank leaves with 3."""
-    own._outcome.write("requeue", iteration=5)
+    own.outcome.write("requeue", iteration=5)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         own.settle()
