@@ -120,7 +120,7 @@ class Ending:
             return
         else:
             rank, said = found
-            self.outcome.end("failed", said, rank=rank)
+            self.outcome.end("failed", said, rank=rank, hung=True)
             print(f"rank {self._rank} ends the run: {said}", file=sys.stderr, flush=True)
         if self.peers is not None:
             self.peers.end_stopped()

@@ -43,7 +43,7 @@ class Outcome:
         if self._rank == 0:
             self._replace({"state": state, **facts})
 
-    def end(self, state: str, error: str, *, rank: int | None = None) -> bool:
+    def end(self, state: str, error: str, *, rank: int | None = None, **facts: Any) -> bool:
         """Tell how the run ended, and because of which rank (None: this one).
 
         False where another rank was faster; what it told stays. Where nothing can be written, this
@@ -54,7 +54,7 @@ class Outcome:
         if before.get("state") in FINAL:
             return before.get("rank") == rank
         with suppress(OSError):
-            self._replace({"state": state, "rank": rank, "error": error})
+            self._replace({"state": state, "rank": rank, "error": error, **facts})
         return True
 
     def _replace(self, status: Mapping[str, Any]) -> None:

@@ -106,6 +106,8 @@ def _why_again(code: str, status: Mapping[str, Any]) -> str | None:
         return "the time limit came before the run had left"
     if state == "running" or _KILLED in str(status.get("error")):
         return f"killed (srun gave {code})"
+    if status.get("hung"):  # a node or the network, mostly; the rule for restarts in vain holds
+        return f"hung: {status.get('error')}"
     return None
 
 
