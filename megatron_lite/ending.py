@@ -30,8 +30,11 @@ _NO_LAUNCHER = "the launcher is gone"
 class Ending:
     """The bad ends of this rank; each ends the process."""
 
-    def __init__(self, outcome: Outcome, stop: StopRequest, *, rank: int) -> None:
-        self.outcome, self.stop, self._rank = outcome, stop, rank
+    def __init__(
+        self, outcome: Outcome, stop: StopRequest, *, rank: int, world_size: int = 1
+    ) -> None:
+        self.outcome, self.stop = outcome, stop
+        self._rank, self._world_size = rank, world_size
         self.peers: Peers | None = None
         """Known once the process group is there."""
         self.settled = False
@@ -79,6 +82,9 @@ class Ending:
             print(error, file=sys.stderr, flush=True)
         if self._rank == 0 and self.peers is not None:
             self.peers.leave(patience=PATIENCE)
+        elif self._rank == 0 and self._world_size > 1:
+            time.sleep(PATIENCE)  # for ranks that began later and took the status for an old one
+            self.outcome.repeat()
         _leave(REFUSED)
 
     def stopped(self, error: Exception) -> NoReturn:

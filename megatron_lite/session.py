@@ -63,7 +63,7 @@ def run(
     """
     rank, local_rank = launched.get("rank", 0), launched.get("local_rank", 0)
     outcome = Outcome(run_dir, rank=rank)
-    ending = Ending(outcome, stop, rank=rank)
+    ending = Ending(outcome, stop, rank=rank, world_size=loaded.world_size)
     when_signalled(ending.signalled)
     for child, parent in pairwise(lineage):
         own = child == os.getpid()

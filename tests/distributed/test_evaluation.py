@@ -237,7 +237,7 @@ def fixed_sums(config: Path, overrides: list[str], run_dir: Path) -> float:
             batch.loss_mask[:, count:] = 0.0
             yield batch
 
-    forward = trainer.executor._forward
+    forward = trainer.engine.forward
 
     def prescribed(stage: int, batch: MicroBatch, hidden: torch.Tensor | None) -> torch.Tensor:
         output = forward(stage, batch, hidden)
@@ -245,7 +245,7 @@ def fixed_sums(config: Path, overrides: list[str], run_dir: Path) -> float:
             return output
         return torch.tensor({1: 2.0, 9: 90.0}[int(batch.loss_mask.sum())])
 
-    trainer.executor._forward = prescribed
+    trainer.engine.forward = prescribed
     trainer.evaluations = {"valid": batches}
     return trainer.evaluate("valid")
 

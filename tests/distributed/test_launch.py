@@ -1,5 +1,5 @@
 """Real jobs under torchrun and deepspeed: two at once, refusals, and no process left when something
-dies. A rank that is killed, under each launcher: tests/slurm/test_launchers.py."""
+dies. What follows when a rank does, under each launcher: tests/slurm/test_launchers.py."""
 
 from __future__ import annotations
 
@@ -46,33 +46,6 @@ def wait_for_step(job: Job, run_dir: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "fault", "deaf", "told"),
-    [
-        pytest.param(4, "raise:2:3", "1", "a planned fault", id="raises-beside-a-deaf-one"),
-        pytest.param(2, "exit:1:3", "", "ended without a word", id="leaves-early-with-0"),
-    ],
-)
-def test_b51_one_rank_ends_and_takes_the_job_with_it(
-    ranks: int, fault: str, deaf: str, told: str, config: Path, tmp_path: Path
-) -> None:
-    """Raises while another one ignores SIGTERM, is killed, or exits with code 0."""
-    env = {"FAULT": fault, "DEAF": deaf}
-    module = "tests.distributed.faulty"
-    with torchrun(ranks, config, tmp_path, *layout(1, 2), module=module, env=env) as job:
-        wait_for_step(job, tmp_path, 2)
-        start = time.monotonic()
-        code, _, err = job.finish(LIMIT)
-        job.wait_until_empty(LIMIT - (time.monotonic() - start))
-    assert code != 0
-    found = status(tmp_path)
-    victim = int(fault.split(":")[1])
-    assert (found["state"], found["rank"]) == ("failed", victim)
-    assert told in str(found["error"]) and f"rank {victim}" in err.replace("rank      : ", "rank ")
-    assert "a planned fault" in err or not fault.startswith("raise")
-    assert len(rows(tmp_path)) == 2
-
-
-@pytest.mark.parametrize(
     ("launcher", "state"),
     [
         pytest.param(torchrun, "failed", id="torchrun"),
@@ -96,6 +69,7 @@ def test_b51_a_killed_launcher_takes_its_ranks_along(
     assert status(tmp_path)["state"] == state
 
 
+@pytest.mark.every
 def test_ctrl_c_under_deepspeed_leaves_a_checkpoint(config: Path, tmp_path: Path) -> None:
     """It goes to all processes, loader workers too; the launcher then sends SIGTERM to them all."""
     saving = [*layout(1, 2), 'checkpoint.save="checkpoints"']
