@@ -29,6 +29,12 @@ BY_ITERATION = (
     "skipped-iterations",
     "nan-iterations",
     "mem-max-allocated-bytes",
+    "slowest-rank",
+    "slowest-rank-share",
+    "slowest-rank-ratio",
+    "pipeline-bubble",
+    "pipeline-bubble-simulated",
+    *(f"{kind}-time/stage {n}" for kind in ("forward", "backward", "idle") for n in (0, 1)),
 )
 """Without "mfu", which a CPU has not."""
 
