@@ -22,6 +22,9 @@ from urllib.request import urlopen
 
 WATCHDOG = 90.0
 """Seconds after which a program that does not come to an end is killed."""
+LOADS = 4
+"""Times that the page is loaded until all its cards are drawn: a busy machine may answer later than
+the browser's virtual time waits."""
 OUTPUT = Path(__file__).parents[1] / "output"
 """Where screenshots are kept; not under version control."""
 
@@ -94,7 +97,14 @@ def cards(address: str, *, tags: str, height: int, screenshot: Path | None = Non
     enough.
     """
     url = f"{address}?tagFilter={quote(tags)}&smoothing=0#timeseries"
-    page = _open(url, height=height, screenshot=screenshot)
+    for _ in range(LOADS):
+        found = _cards(_open(url, height=height, screenshot=screenshot))
+        if found and all(card.curves for card in found):
+            break
+    return found
+
+
+def _cards(page: str) -> list[Card]:
     found = []
     for text in page.split("<scalar-card ")[1:]:
         title = re.search(r'<tb-truncated-path [^>]*title="([^"]*)"', text)
