@@ -18,6 +18,8 @@ from megatron_lite.mpu.groups import Group, ProcessGroups
 from megatron_lite.pipeline.actions import Action, Schedule
 from megatron_lite.pipeline.executor import PipelineExecutor, Program, Root
 from megatron_lite.pipeline.messages import needs
+from megatron_lite.pipeline.p2p import Mailbox
+from megatron_lite.pipeline.schedules import build_schedule
 from megatron_lite.pipeline.verify import verify
 from tests.distributed.ranks import on_ranks
 from tests.random_tables import random_table
@@ -167,6 +169,35 @@ def test_the_tables_are_legal_and_not_alike() -> None:
     assert len(downward) > len(tables) / 2
     assert len([t for t in tables if len(t.placements) > 1]) > 20
     assert 50 < len([t for t in tables if t.split_backward]) < 150
+
+
+def buffers_of_two_runs() -> list[int]:
+    """How many receive buffers each of two 1F1B steps of 12 micro-batches allocates."""
+    groups = ProcessGroups.create(Grid(pp_size=2, rank=dist.get_rank()))
+    schedule = build_schedule("1f1b", num_ranks=2, num_microbatches=12)
+    made, buffer = [0], Mailbox._buffer
+
+    def counting(self: Mailbox) -> Tensor:
+        made[-1] += 1
+        return buffer(self)
+
+    Mailbox._buffer = counting  # type: ignore[method-assign]
+    executor = PipelineExecutor(groups, Stages(2), dtype=torch.float64, device=torch.device("cpu"))
+    for _ in range(2):
+        executor.run(
+            Program(schedule, groups.pipeline.rank),
+            micro_batches(12),
+            hidden_shape=(ROWS, WIDTH),
+            loss_gradient=torch.tensor(1.0, dtype=torch.float64),
+        )
+        made.append(0)
+    return made
+
+
+def test_receive_buffers_are_used_again() -> None:
+    for first, second, _ in on_ranks(2, buffers_of_two_runs):
+        assert 1 <= first <= 3, "one that is read, one on its way"
+        assert second == 0
 
 
 class Watched(Stages):

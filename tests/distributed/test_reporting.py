@@ -180,8 +180,16 @@ def test_the_slowest_rank_is_named_and_not_who_waits_for_it(corpus: Path, tmp_pa
     for row in logged:
         own = row["slowest_rank_share"] * row["elapsed_ms_per_iteration"]
         assert 4 * 50 <= own <= row["elapsed_ms_per_iteration"]
+        assert row["stage_forward_ms"][0] >= 4 * 50 > row["stage_forward_ms"][1]
+        assert row["stage_idle_ms"][1] > 100 > row["stage_idle_ms"][0]
+        assert row["simulated_bubble"] == pytest.approx(1 / 5, abs=0.01), "were the stages alike"
+        assert row["simulated_bubble"] + 0.1 < row["bubble"] < 0.6
     assert heard.read_text().count(" slowest rank at iteration") == 1
     board = scalars(tmp_path / "tensorboard")
     for tag in ("slowest-rank", "slowest-rank-share", "slowest-rank-ratio"):
         key = tag.replace("-", "_")
         assert [value for _, value in board[tag][1:]] == pytest.approx([row[key] for row in logged])
+    idle = [row["stage_idle_ms"][1] / 1000 for row in logged]
+    assert [value for _, value in board["idle-time/stage 1"][1:]] == pytest.approx(idle)
+    bubbles = [row["bubble"] for row in logged]
+    assert [value for _, value in board["pipeline-bubble"][1:]] == pytest.approx(bubbles)
