@@ -203,10 +203,10 @@ def leaves_while_evaluating(trainer: Trainer) -> None:
     """Ask a rank to leave amid the evaluation after its second step."""
     run = trainer._run
 
-    def asking(schedule: str, batches: list[MicroBatch]) -> Any:
-        if schedule == "forward-only" and trainer.progress.iteration == 2:
+    def asking(purpose: str, *args: Any) -> Any:
+        if purpose == "evaluation" and trainer.progress.iteration == 2:
             trainer.stop.ask("a test")
-        return run(schedule, batches)
+        return run(purpose, *args)
 
     trainer._run = asking  # type: ignore[method-assign]
 
