@@ -42,8 +42,9 @@ def differing_copies(
         for holders, part in copies.items():
             whole.setdefault(holders, Fingerprints()).update(part)
     lines = []
-    for (stage, rank), found in sorted(whole.items(), key=str):
-        where = f"stage {stage}" if rank is None else f"stage {stage}, tensor rank {rank}"
+    for (place, rank), found in sorted(whole.items(), key=str):
+        where = f"pipeline rank {place}"
+        where += "" if rank is None else f", tensor rank {rank}"
         for (tensor, state), value in sorted(found.sums.items()):
             if written.sums.get((tensor, state)) != value:
                 lines.append(f"{tensor} ({state}): the copy on {where} differs from what is saved")

@@ -39,8 +39,10 @@ class Holder(nn.Module):
         super().__init__()
         self.held = nn.ParameterList(nn.Parameter(p.detach()) for p in parameters)
         for held, parameter in zip(self.held, parameters, strict=True):
-            # DeepSpeed counts a parameter in norms on model-parallel ranks above 0 by this mark.
+            # DeepSpeed counts a parameter in norms on model-parallel ranks above 0 by the first
+            # mark, and on rank 0 unless the second one forbids it.
             held.model_parallel = placement_of(parameter).counted
+            held.ds_pipe_replicated = not placement_of(parameter).counted
 
 
 class _HandOver(Function):

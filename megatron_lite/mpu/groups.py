@@ -58,13 +58,14 @@ class ProcessGroups:
         def along(*axes: str) -> Group:
             return _create(grid, grid.all_groups(*axes), timeout)
 
-        ends = [sorted({ranks[i] for i in grid.ends}) for ranks in grid.all_groups("pp")]
+        ends = [ranks for pipeline in grid.all_groups("pp") for ranks in _ends(grid, pipeline)]
+        data = along("dp")
         return cls(
             grid=grid,
             tensor=along("tp"),
-            data=along("dp"),
+            data=data,
             pipeline=along("pp"),
-            gradient=_create(grid, grid.gradient_groups(), timeout),
+            gradient=_create(grid, grid.gradient_groups(), timeout) if grid.bidirectional else data,
             model=_create(grid, grid.model_groups(), timeout),
             embedding=_create(grid, ends, timeout),
             downstream=along("pp"),
@@ -85,6 +86,16 @@ class ProcessGroups:
         """The groups of a lone process that never initialised torch.distributed."""
         one = Group()
         return cls(Grid(), one, one, one, one, one, one, one, one)
+
+
+def _ends(grid: Grid, pipeline: Sequence[int]) -> list[list[int]]:
+    """The ranks of a pipeline that hold its first and its last stage, for each direction once."""
+    ends = [sorted({pipeline[i] for i in grid.ends})]
+    if grid.bidirectional:
+        last = len(pipeline) - 1
+        mirrored = sorted({pipeline[last - i % len(pipeline)] for i in grid.ends})
+        ends += [mirrored] if mirrored != ends[0] else []
+    return ends
 
 
 def _create(grid: Grid, lists: Sequence[Sequence[int]], timeout: timedelta | None) -> Group:

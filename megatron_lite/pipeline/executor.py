@@ -6,7 +6,7 @@ travels. How a forward or backward is computed is the caller's business, and so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from megatron_lite.monitoring.profiler import phase
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Action, Kind, Schedule
-from megatron_lite.pipeline.messages import Message, consumer, incoming, needs, produces
+from megatron_lite.pipeline.causality import clocks
+from megatron_lite.pipeline.messages import (
+    Message,
+    consumer,
+    incoming,
+    needs,
+    produces,
+    supplier,
+)
 from megatron_lite.pipeline.p2p import Mailbox
 
 PHASES: dict[Kind, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
@@ -54,6 +62,8 @@ class Step:
     action: Action
     expect: tuple[Message, ...]
     receive: Message | None
+    arrived: tuple[Message, ...]
+    """Of what this rank has sent: what has been received once `receive` is there."""
     send: Message | None
 
 
@@ -65,21 +75,56 @@ class Program:
         self.steps = tuple(_steps(schedule, rank))
 
 
-def _steps(schedule: Schedule, rank: int) -> list[Step]:
-    actions = schedule.actions[rank]
-    queues = {src: list(messages) for src, messages in incoming(schedule, rank).items()}
+def _steps(schedule: Schedule, rank: int) -> Iterator[Step]:
+    actions, clock_of = schedule.actions[rank], clocks(schedule)
     needed = [needs(schedule, action) for action in actions]
-    steps = []
+    # The place of each needed message's supplier in all ranks' rows.
+    known = [clock_of[giver] if giver else () for giver in _givers(schedule, actions, needed)]
+    following = _next_receives(needed)
+    queues = {src: list(messages) for src, messages in incoming(schedule, rank).items()}
+    sent: list[Message] = []
     for i, action in enumerate(actions):
-        # The next receive after this action's own is posted before it computes, so that the message
-        # travels meanwhile; further ahead would only hold memory.
-        later = (message for message in needed[i + 1 :] if message is not None)
         posts: list[Message] = []
-        for message in (needed[i], next(later, None)):
+        for j in (i, following[i]):
+            # The next receive is posted before this action computes, so that the message travels
+            # meanwhile; further ahead would only hold memory. Not one that hangs on this very
+            # action: on a GPU it would occupy the device and wait for it.
+            if j is None or (j > i and known[j][rank] > i):
+                continue
+            message = needed[j]
             while message is not None and message in queues[message.src]:
                 posts.append(queues[message.src].pop(0))
-        steps.append(Step(action, tuple(posts), needed[i], produces(schedule, action)))
-    return steps
+        here = known[i]
+        arrived = [m for m in sent if here and clock_of[_taker(m)][m.dst] <= here[m.dst]]
+        sent = [message for message in sent if message not in arrived]
+        send = produces(schedule, action)
+        yield Step(action, tuple(posts), needed[i], tuple(arrived), send)
+        sent += [] if send is None else [send]
+
+
+def _givers(
+    schedule: Schedule, actions: Sequence[Action], needed: Sequence[Message | None]
+) -> list[Action | None]:
+    """The action on another rank whose result each action awaits."""
+    return [
+        None if message is None else supplier(schedule, action)
+        for action, message in zip(actions, needed, strict=True)
+    ]
+
+
+def _next_receives(needed: Sequence[Message | None]) -> list[int | None]:
+    """For each action the next one behind it that awaits a message."""
+    found: list[int | None] = [None] * len(needed)
+    coming: int | None = None
+    for i in range(len(needed) - 1, -1, -1):
+        found[i] = coming
+        coming = i if needed[i] is not None else coming
+    return found
+
+
+def _taker(message: Message) -> Action:
+    """The action that uses a message."""
+    return Action("F" if message.kind == "activation" else "B", message.stage, message.micro_batch)
 
 
 class PipelineExecutor:
@@ -180,6 +225,7 @@ class _Run:
         else:
             self.note(action, step.receive)
             value = self.mailbox.take(step.receive)
+            self.mailbox.forget(step.arrived)
         self.note(action, None)
         with phase(PHASES[action.kind]):
             result = self._work(action, value, received=received)

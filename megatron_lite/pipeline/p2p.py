@@ -30,9 +30,12 @@ class Mailbox:
         self._groups = groups
         self._empty = {"size": shape, "dtype": dtype, "device": device}
         self._expected: dict[Message, tuple[dist.Work, Tensor]] = {}
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._sent: dict[Message, tuple[dist.Work, Tensor]] = {}
         self._free: list[Tensor] = []
         """Buffers of earlier messages, for coming ones."""
+        self._keep = 2 * groups.pipeline.size
+        """Buffers that are kept from run to run: what a schedule needs that goes on backwards as
+        soon as it can. More, as all micro-batches of GPipe, would lie idle in the meantime."""
 
     def expect(self, messages: Iterable[Message]) -> None:
         """Post the receives of `messages`, which are the next ones that their senders send."""
@@ -57,19 +60,23 @@ class Mailbox:
         return torch.empty(**self._empty)  # type: ignore[call-overload]
 
     def send(self, message: Message, tensor: Tensor) -> None:
-        """Start sending; the tensor must not change until `flush`."""
-        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        """Start sending; the tensor must not change until it has arrived."""
         group = _channel(self._groups, message)
         tensor = tensor.contiguous()
         work = dist.isend(tensor, dst=group.ranks[message.dst], group=group.handle)
         assert work is not None
-        self._sent.append((work, tensor))
+        self._sent[message] = (work, tensor)
+
+    def forget(self, messages: Iterable[Message]) -> None:
+        """Let go of what was sent and, as the caller knows, received: nothing waits."""
+        for message in messages:
+            work, _ = self._sent.pop(message)
+            work.wait()  # gloo never says that a send is over before it is asked this way
 
     def flush(self) -> None:
-        """Wait until everything that was sent has left."""
-        for work, _ in self._sent:
-            work.wait()
-        self._sent.clear()
+        """Wait until everything that was sent has arrived."""
+        self.forget(list(self._sent))
+        del self._free[self._keep :]
 
 
 def connect(groups: ProcessGroups, device: torch.device, pairs: Iterable[tuple[int, int]]) -> None:

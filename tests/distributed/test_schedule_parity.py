@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from megatron_lite.checkpoint.save import Saved
+from megatron_lite.pipeline.greedy import arrange, empty_table, forwards_first
 from megatron_lite.pipeline.schedules import build_schedule
 from megatron_lite.pipeline.table_files import table_as_json
 from megatron_lite.trainer import Trainer
@@ -116,6 +117,30 @@ def test_a_table_from_a_file_trains_the_same_model(
     assert_same_training(runs, reference("tied"))
     (valid,) = rows(tmp_path, "valid")
     assert 0 < valid["lm_loss"] < 10
+
+
+@pytest.mark.parametrize(
+    ("placements", "zero"),
+    [([[1, 0]], 1), ([[1, 0]], 2), ([[0, 1, 3, 2], [3, 2, 0, 1]], 1)],
+    ids=["upside-down-zero1", "upside-down-zero2", "two-ways-whose-ends-are-apart"],
+)
+def test_tied_tables_in_odd_places(
+    placements: list[list[int]],
+    zero: int,
+    configs: dict[str, Path],
+    reference: Callable[[str], Result],
+    tmp_path: Path,
+) -> None:
+    """The head on model-parallel rank 0, of which DeepSpeed would count all; and embeddings and
+    heads of both directions on four ranks."""
+    pp, ways = len(placements[0]), len(placements)
+    empty = empty_table("odd", placements, [i % ways for i in range(8)])
+    table = arrange(empty, durations={"F": 1.0, "B": 2.0}, live=pp, rule=forwards_first)
+    path = tmp_path / "odd.json"
+    path.write_text(table_as_json(table))
+    chosen = [*layout(1, pp, zero=zero), f"parallel.pipeline_schedule={path}"]
+    runs = on_ranks(pp, train, configs["tied"], chosen, tmp_path, watchdog=120)
+    assert_same_training(runs, reference("tied"))
 
 
 def test_split_and_bidirectional_gradients_are_those_of_1f1b(

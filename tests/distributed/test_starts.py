@@ -332,5 +332,6 @@ def test_a_save_names_copies_that_differ(model: str, config: Path, tmp_path: Pat
     shutil.rmtree(tmp_path / "checkpoints")
     found = on_ranks(4, saving_run, config, overrides, tmp_path, drift)
     assert any(
-        "final_norm.weight (fp32): the copy on stage 1, tensor rank 1" in x for x in found[0]
+        "final_norm.weight (fp32): the copy on pipeline rank 1, tensor rank 1" in x
+        for x in found[0]
     )

@@ -19,6 +19,7 @@ PACKAGE = "megatron_lite"
 
 PURE_PIPELINE = (
     *("actions", "messages", "verify", "simulate", "partition", "schedules", "plan"),
+    "causality",
     *("classic", "chimera", "zero_bubble", "greedy", "table_files", "published", "picture"),
 )
 PURE_HEALTH = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_lite.config.batch import data_parallel_size, num_microbatches
-from megatron_lite.config.rules.pipeline import num_stages
+from megatron_lite.config.rules.pipeline import ends_and_directions, num_stages
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.pipeline.published import PUBLISHED
 from megatron_lite.pipeline.simulate import Times
@@ -68,7 +68,8 @@ def nothing_to_compare(cfg: RunConfig, world_size: int) -> Iterator[str]:
         return
     tied = not cfg.model.untie_embeddings_and_output_weights
     replicas = zero.stage < 3 and data_parallel_size(world_size, parallel) > 1
-    if not replicas and not (tied and parallel.pipeline_model_parallel_size > 1):
+    first, last, ways = ends_and_directions(cfg)
+    if not replicas and ways == 1 and not (tied and first != last):
         yield (
             "training.check_replicas_interval has nothing to compare: no two ranks hold copies "
             "of the same weights on this layout"

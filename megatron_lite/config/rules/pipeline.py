@@ -15,7 +15,7 @@ from megatron_lite.config.rules.common import (
 )
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.pipeline.actions import Schedule, ScheduleError
-from megatron_lite.pipeline.schedules import SCHEDULES
+from megatron_lite.pipeline.schedules import SCHEDULES, build_schedule
 from megatron_lite.pipeline.table_files import is_table_file, read_table
 
 SCHEDULE = "parallel.pipeline_schedule"
@@ -45,6 +45,20 @@ def num_stages(cfg: RunConfig) -> int:
     if chunks is None:
         raise Absent(VIRTUAL)
     return parallel.pipeline_model_parallel_size * chunks
+
+
+def ends_and_directions(cfg: RunConfig) -> tuple[int, int, int]:
+    """The ranks of the first and of the last stage, and how many directions there are."""
+    parallel, table = cfg.parallel, _table(cfg)
+    if table is None:
+        group = SCHEDULES[parallel.pipeline_schedule].group(parallel.pipeline_model_parallel_size)
+        table = build_schedule(
+            parallel.pipeline_schedule,
+            num_ranks=parallel.pipeline_model_parallel_size,
+            num_microbatches=group,
+            virtual=parallel.virtual_pipeline_model_parallel_size,
+        )
+    return table.placements[0][0], table.placements[0][-1], len(table.placements)
 
 
 def table_can_run(cfg: RunConfig) -> Iterator[Problem]:
@@ -106,6 +120,10 @@ def two_ways_are_mirrored(cfg: RunConfig) -> Iterator[Problem]:
     """Where a table has two directions, the ranks that hold the same stages come in pairs."""
     table = _table(cfg)
     if table is None or len(table.placements) == 1:
+        return
+    if len(table.placements) > 2:
+        rule = f"has {len(table.placements)} directions, and a run has two at most"
+        yield Problem(SCHEDULE, cfg.parallel.pipeline_schedule, rule, "use one placement or two")
         return
     held = [{stage for _, stage in table.held_by(rank)} for rank in range(table.num_ranks)]
     for rank, stages in enumerate(held[: len(held) // 2 + 1]):
