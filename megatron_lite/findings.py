@@ -27,7 +27,7 @@ class Seen:
     micro_batches: list[int]
     """All in which something was not finite."""
     bad_losses: list[int]
-    """Which of its losses in the step, in the order of its forwards, were not finite."""
+    """Micro-batches whose loss in the step was not finite."""
 
 
 def finding_facts(
@@ -69,7 +69,7 @@ def in_words(finding: Finding, rank: int) -> str:
 def irreproducible(everyones: Sequence[Seen]) -> str:
     """What is known of a step in which nothing was bad when it was run again."""
     losses = [
-        f"rank {rank} on {seen.node}, loss {seen.bad_losses[0]}"
+        f"rank {rank} on {seen.node}, loss of micro-batch {seen.bad_losses[0]}"
         for rank, seen in enumerate(everyones)
         if seen.bad_losses
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Taken:
     """That behind its last."""
     batches: list[MicroBatch]
     """This rank's micro-batches, on the device."""
+    losses_of: Sequence[int]
+    """Numbers of those whose losses this rank has, in the order of its losses."""
     random: Mapping[str, Tensor]
     """The random streams before it."""
     loss_scale: float
@@ -79,7 +81,8 @@ class Forensics:
         `losses` are what it gave on this rank, `facts` are written down with the rest. Collective;
         the same report on all ranks.
         """
-        bad = [i for i, loss in enumerate(losses) if not bool(torch.isfinite(loss))]
+        pairs = zip(taken.losses_of, losses, strict=True)
+        bad = [number for number, loss in pairs if not bool(torch.isfinite(loss))]
         found = sorted(self._replay(taken), key=lambda finding: finding.order)
         numbers = [one.micro_batch for one in found if one.micro_batch is not None]
         own = Seen(socket.gethostname(), found[:_TOLD], numbers, bad)

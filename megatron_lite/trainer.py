@@ -166,6 +166,7 @@ class Trainer:
             first_sample=first,
             end_sample=self.order.after(first, batch),
             batches=batches,
+            losses_of=self._program("training", len(batches)).losses_of,
             random=self.streams.states(),
             loss_scale=self.engine.loss_scale,
             order=self.order,

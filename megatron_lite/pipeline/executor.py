@@ -73,6 +73,13 @@ class Program:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule = schedule
         self.steps = tuple(_steps(schedule, rank))
+        last = schedule.num_stages - 1
+        self.losses_of = tuple(
+            step.action.micro_batch
+            for step in self.steps
+            if step.action.kind == "F" and step.action.stage == last
+        )
+        """The micro-batches whose losses this rank computes, in its order."""
 
 
 def _steps(schedule: Schedule, rank: int) -> Iterator[Step]:
