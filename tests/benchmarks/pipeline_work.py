@@ -26,8 +26,8 @@ from megatron_lite.pipeline.executor import PipelineExecutor, Program, Root
 from megatron_lite.pipeline.p2p import connect
 from megatron_lite.pipeline.plan import SchedulePlan
 
-SHAPE = (256, 256)
-"""Of what stages exchange: 256 kB in float32."""
+SHAPE = (128, 128)
+"""Of what stages exchange: 64 kB in float32."""
 TORCH = {
     "gpipe": torch_schedules.ScheduleGPipe,
     "1f1b": torch_schedules.Schedule1F1B,
@@ -85,7 +85,7 @@ class _Weight(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         def compute() -> Tensor:
             time.sleep(ctx.times.weight / 1000)
-            return grad.expand_as(ctx.parameter)
+            return grad.expand_as(ctx.parameter).clone()
 
         if ctx.later is None or not ctx.later.are_deferred:
             return compute(), None, None
