@@ -152,7 +152,7 @@ class Trainer:
             loss = mean_over_tokens(losses, tokens, self.groups)
         if loss is not None:
             progress.nan += not math.isfinite(loss)
-            fault = fault or self.guard.bad_loss_alone(taken, loss)
+            fault = fault or self.guard.bad_loss_alone(taken, loss, tokens)
             if logged:
                 self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
         if fault is not None:
