@@ -14,14 +14,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config, resolved_dict
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("megatron_lite", "launch", "tools")
+SCRIPT = "train.sbatch"
 REFUSED = 2
 FIRST_LEAD = 120
 """Seconds before the time limit at which a run is asked to leave, where nothing was measured."""
@@ -55,7 +58,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--chain", type=int, default=1, metavar="N", help="N jobs, each after the one before"
     )
-    parser.add_argument("--dry-run", action="store_true", help="write the script, submit nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the script; write and submit nothing"
+    )
     return parser.parse_args()
 
 
@@ -68,8 +73,12 @@ def main() -> int:
         site = read_site(args.site) if args.site is not None else {}
         loaded = load_config(args.config, args.set, None, check_files=True)
         run_dir = (args.run_dir or Path("runs") / args.config.stem).resolve()
-        script = prepare(loaded, run_dir, shape(loaded, site))
-        submit(script, job_name(loaded, run_dir), run_dir, args, site)
+        script = batch_script(loaded, run_dir, shape(loaded, site))
+        if args.dry_run:
+            print(script, end="")
+        else:
+            prepare(loaded, run_dir, script)
+        submit(job_name(loaded, run_dir), run_dir, args, site)
     except (ConfigError, Refused, OSError) as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -115,7 +124,7 @@ def lead(run_dir: Path) -> int:
     log = run_dir / "metrics.jsonl"
     if not log.is_file():
         return FIRST_LEAD
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    rows = list(_rows(log))
     saves = [row["elapsed_ms"] for row in rows if row["event"] == "save"]
     steps = [row["elapsed_ms_per_iteration"] for row in rows if row["event"] == "train"]
     if not saves or not steps:
@@ -123,8 +132,14 @@ def lead(run_dir: Path) -> int:
     return int(30 + 2 * (max(saves) + max(steps)) / 1000)
 
 
-def prepare(loaded: LoadedConfig, run_dir: Path, shape: Shape) -> Path:
-    """Fill the run folder; returns the batch script."""
+def _rows(log: Path) -> Iterator[dict[str, Any]]:
+    for line in log.read_text().splitlines():
+        with suppress(json.JSONDecodeError):  # a killed run may leave half a row
+            yield json.loads(line)
+
+
+def prepare(loaded: LoadedConfig, run_dir: Path, script: str) -> None:
+    """Fill the run folder."""
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "submitted.json").write_text(json.dumps(resolved_dict(loaded.config), indent=2))
     code = run_dir / "code"
@@ -133,14 +148,12 @@ def prepare(loaded: LoadedConfig, run_dir: Path, shape: Shape) -> Path:
         shutil.copytree(
             ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
         )
-    script = run_dir / "train.sbatch"
-    script.write_text(render((ROOT / "launch/train.sbatch").read_text(), loaded, run_dir, shape))
-    return script
+    (run_dir / SCRIPT).write_text(script)
 
 
-def render(template: str, loaded: LoadedConfig, run_dir: Path, shape: Shape) -> str:
-    """The batch script with this run's options in the place of the template's."""
-    lines = template.splitlines()
+def batch_script(loaded: LoadedConfig, run_dir: Path, shape: Shape) -> str:
+    """The text of launch/train.sbatch with this run's options in the place of its own."""
+    lines = (ROOT / "launch" / SCRIPT).read_text().splitlines()
     options = [f"#SBATCH {option}" for option in _options(loaded, run_dir, shape)]
     first = next(n for n, line in enumerate(lines) if line.startswith("#SBATCH"))
     kept = [line for line in lines[first:] if not line.startswith("#SBATCH")]
@@ -167,16 +180,16 @@ def job_name(loaded: LoadedConfig, run_dir: Path) -> str:
     return loaded.config.launch.job_name or run_dir.name
 
 
-def submit(
-    script: Path, name: str, run_dir: Path, args: argparse.Namespace, site: Mapping[str, str]
-) -> None:
+def submit(name: str, run_dir: Path, args: argparse.Namespace, site: Mapping[str, str]) -> None:
     """Hand the script to sbatch, once for each job of the chain, and tell where to look."""
     # The job sees the variables as they are here; PYTHONPATH is added to, not replaced.
-    path = os.pathsep.join(filter(None, [str(run_dir / "code"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, **site, "PYTHONPATH": path}
+    environment = {**os.environ, **site}
+    path = filter(None, [str(run_dir / "code"), environment.get("PYTHONPATH")])
+    environment["PYTHONPATH"] = os.pathsep.join(path)
     environment.setdefault("PYTHON", sys.executable)
-    dependency = args.dependency
-    print(f"script       {script}")
+    dependency, script = args.dependency, run_dir / SCRIPT
+    if not args.dry_run:
+        print(f"script       {script}")
     for _ in range(args.chain):
         command = ["sbatch", "--parsable", f"--chdir={Path.cwd()}"]
         command += [f"--dependency={dependency}"] if dependency else []

@@ -86,15 +86,15 @@ class Guard:
             return Verdict(outcome, loss, spike)
         if loss is None:
             loss = mean_over_tokens(losses, tokens, self.groups)
-        return Verdict(outcome, loss, self._nonfinite(taken, losses, loss))
+        return Verdict(outcome, loss, self._nonfinite(taken, losses, tokens, loss))
 
-    def bad_loss_alone(self, taken: Taken, loss: float) -> Fault | None:
+    def bad_loss_alone(self, taken: Taken, loss: float, tokens: Tensor) -> Fault | None:
         """The fault of a step that was applied, where its loss, once read, turns out not finite.
 
         Its gradients were finite, so there is nothing to run again: weights have changed.
         """
         action = self.config.training.on_nan
-        if action == "skip" or not any_rank(not math.isfinite(loss), self.device):
+        if action == "skip" or not self._bad(loss, tokens):
             return None
         story = f"the loss is {loss}, although all gradients were finite and the update was made"
         return self._fault("nonfinite", action, taken, story)
@@ -104,8 +104,10 @@ class Guard:
         assert rule is not None
         recent = progress.recent_losses
         limit = spike_limit(recent, window=rule.window, threshold=rule.threshold)
+        # An infinite loss is training.on_nan's.
+        above = limit is not None and limit < loss < math.inf
         # A rank whose sums went another way must not go its own way.
-        found = any_rank(limit is not None and loss > limit, self.device)
+        found = any_rank(above, self.device)
         if math.isfinite(loss):
             # Spikes too: a level that stays becomes the usual one, and skipping has an end.
             progress.recent_losses = [*recent, loss][-rule.window :]
@@ -117,11 +119,17 @@ class Guard:
         )
         return self._fault("spike", rule.action, taken, story)
 
-    def _nonfinite(self, taken: Taken, losses: list[Tensor], loss: float) -> Fault | None:
+    def _bad(self, loss: float, tokens: Tensor) -> bool:
+        """Whether a loss is not finite on any rank; of no tokens it is NaN, and no fault."""
+        return any_rank(not math.isfinite(loss) and bool(tokens), self.device)
+
+    def _nonfinite(
+        self, taken: Taken, losses: list[Tensor], tokens: Tensor, loss: float
+    ) -> Fault | None:
         """Look for the cause of a skipped step, unless a lower loss scale is the cure."""
         precision, action = self.config.precision, self.config.training.on_nan
         adapts = precision.dtype == "fp16" and precision.loss_scale == "dynamic"
-        bad_loss = any_rank(not math.isfinite(loss), self.device)
+        bad_loss = self._bad(loss, tokens)
         if adapts and taken.loss_scale > precision.min_loss_scale and not bad_loss:
             self._incurable = 0
             return None

@@ -53,6 +53,10 @@ class Saver:
         """What training starts from needs no save."""
         self._saved_at = step
 
+    def went_back(self) -> None:
+        """Training stands at a saved step again, but not in its place of the data: that is new."""
+        self._saved_at = None
+
     def save(self, progress: Progress, snapshot: Callable[[], Snapshot]) -> None:
         """Save unless this step is saved; an earlier save on its way is awaited first."""
         if self.root is None or self._saved_at == progress.iteration:

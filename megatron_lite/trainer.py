@@ -152,7 +152,7 @@ class Trainer:
             loss = mean_over_tokens(losses, tokens, self.groups)
         if loss is not None:
             progress.nan += not math.isfinite(loss)
-            fault = fault or self.guard.bad_loss_alone(taken, loss)
+            fault = fault or self.guard.bad_loss_alone(taken, loss, tokens)
             if logged:
                 self._log(outcome, batch, loss, self._rate(batch, progress.updates, total))
         if fault is not None:
@@ -178,18 +178,25 @@ class Trainer:
         self.report.fault(fault, self.progress)
         if fault.action == "stop":
             raise TrainingStopped(str(fault))
-        if fault.action != "rewind":
-            return
+        if fault.action == "rewind":
+            self._go_back(fault)
+
+    def _go_back(self, fault: Fault) -> None:
+        """Stand at the last checkpoint again, and behind the samples of the fault."""
         self.heartbeat.at("loading")
         self.saver.finish()  # it may be what to go back to
-        self.train_batches = iter(())  # ends the loader's workers
-        back = self.rewinder.go_back(fault, self.progress, saved=self.saver.newest)
+        with self.timer.apart("trace"):
+            self.profiler.close()
+        with self.timer.apart("load"):
+            self.train_batches = iter(())  # ends the loader's workers
+            back = self.rewinder.go_back(fault, self.progress, saved=self.saver.newest)
         self.progress, self.order, self.train_batches = (
             back.start.progress,
             back.order,
             back.batches,
         )
-        self.saver.nothing_new(self.progress.iteration)
+        self.saver.went_back()
+        self.timer.drop_lap()
         self._logged_samples = self.progress.consumed_samples
         self.report.went_back(self.progress, back.start, fault, skipped=back.skipped)
 

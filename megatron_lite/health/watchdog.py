@@ -43,7 +43,7 @@ class Watchdog:
         """Seconds without movement; the time in which the process was stopped does not count."""
         self._limit: float | None = None
         self._hung: Callable[[], None] = _nothing
-        self._armed_at, self._told = 0.0, False
+        self._armed_at, self._told, self._failed = 0.0, False, False
         self._acting: Thread | None = None
         self._end = Event()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
@@ -139,7 +139,12 @@ class Watchdog:
     def write_stacks(self, why: str) -> None:
         """Add the stacks of all threads to the rank's file."""
         beat = self._heartbeat
-        stacks.write(self._stacks, f"{beat.phase} of iteration {beat.iteration}: {why}")
+        try:
+            stacks.write(self._stacks, f"{beat.phase} of iteration {beat.iteration}: {why}")
+        except OSError as error:  # the watch goes on without them; a person should know, once
+            if not self._failed:
+                print(f"stacks can't be written: {error}", file=sys.stderr, flush=True)
+            self._failed = True
 
 
 def _nothing() -> None:

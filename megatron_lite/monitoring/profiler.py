@@ -26,7 +26,8 @@ class Profiler:
     The trace is `folder/rank<R>_iterations<A>-<B>.pt.trace.json.gz`; in it iterations are called
     `ProfilerStep#` and their number. Perfetto, chrome://tracing and TensorBoard's plugin for torch
     open it. All recorded iterations are in memory until it is written. A start of the run that
-    begins behind `profile_step_start` records nothing.
+    begins behind `profile_step_start` records nothing, and none records twice: a run that goes back
+    may meet the window again.
     """
 
     def __init__(self, config: LoggingConfig, folder: Path, *, rank: int) -> None:
@@ -37,12 +38,12 @@ class Profiler:
         self.written: Path | None = None
 
     def begin(self, iteration: int) -> None:
-        """An iteration begins, the one after the last call's."""
+        """An iteration begins, the one after the last call's or, after `close`, any."""
         if self._profile is not None:
             self._profile.step()
             if iteration > self._last:
                 self._end()
-        elif self._chosen and iteration == self._begin:
+        elif self._chosen and self.written is None and iteration == self._begin:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -60,7 +61,7 @@ class Profiler:
             self._profile.start()
 
     def close(self) -> None:
-        """Training has ended: write what was recorded, if any."""
+        """Training has ended or goes back: write what was recorded, if any."""
         if self._profile is not None:
             self._end()
 

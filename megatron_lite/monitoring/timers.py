@@ -1,4 +1,4 @@
-"""Measures the time of training steps, with saving and evaluating kept apart.
+"""Measures the time of training steps, with saving, loading and evaluating kept apart.
 
 Wall-clock time of this process only; it does not wait for the GPU. The trainer reads the loss, and
 so waits, before it asks. The clock is a parameter, so tests need not sleep.
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from megatron_lite.monitoring.stragglers import WorkClock, Worked
 
-Apart = Literal["save", "evaluation", "trace"]
+Apart = Literal["save", "load", "evaluation", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,14 @@ class StepTimer:
         """Ends the current lap and starts the next; raises ValueError if it held no iteration."""
         if self._iterations == 0:
             raise ValueError("no iteration has ended since the previous lap")
+        return self._end_lap()
+
+    def drop_lap(self) -> None:
+        """Starts the next lap without the iterations since the last one, which were undone; the
+        time that they took remains training time."""
+        self._end_lap()
+
+    def _end_lap(self) -> Lap:
         now = self.clock()
         seconds = now - self._lap_start - self._apart_in_lap
         lap = Lap(seconds, self._iterations, self._waited_in_lap, self.work.lap())

@@ -1,7 +1,8 @@
 """One rank on a bad node, for tests of the preflight: `BAD_NODE=1:gpu7:code,clock` spoils rank 1.
 
 Words: what the rank has or sees otherwise. `hang` keeps it from the all-reduce over its tensor
-group, `stuck` from telling its facts.
+group, `stuck` from telling its facts, `frozen` from writing in a folder; then each rank seems to be
+on a node of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ HANG_LIMIT = 3.0
 STUCK_LIMIT = 1.0
 """Seconds in which a rank must tell its facts where one is made to be stuck."""
 
+FROZEN_LIMIT = 1.0
+"""Seconds that are given where one does not come to write."""
+
 
 def install(spec: str) -> None:
     """Patch this process as the variable says; every rank calls it."""
@@ -27,6 +31,9 @@ def install(spec: str) -> None:
         group_speed.LIMIT = HANG_LIMIT
     if "stuck" in words:
         nodes.FACTS_LIMIT = STUCK_LIMIT
+    if "frozen" in words:
+        nodes.GRACE, folders.SETTLE = FROZEN_LIMIT, FROZEN_LIMIT / 2
+        os.environ["SLURMD_NODENAME"] = f"gpu{os.environ['RANK']}"
     if os.environ.get("RANK") != victim:
         return
     os.environ["SLURMD_NODENAME"] = node
@@ -70,6 +77,16 @@ def _readonly() -> None:
 def _stuck() -> None:
     """As in a file system that does not answer; long enough for the others to end."""
     facts.describe_input = lambda path: time.sleep(4.0) or ""
+
+
+def _frozen() -> None:
+    """Until somebody ends the node."""
+
+    def freeze(*args: Any) -> NoReturn:
+        time.sleep(4.0)
+        os._exit(1)
+
+    folders.take_part = freeze
 
 
 def _hang() -> None:

@@ -120,6 +120,18 @@ def test_a_rank_that_is_stuck_in_its_files_is_named(config: Path, tmp_path: Path
     assert "Traceback" not in "".join(one.err for one in ended[:3])
 
 
+def test_a_rank_that_hangs_when_it_writes_is_named_on_many_nodes(
+    config: Path, tmp_path: Path
+) -> None:
+    """Nobody blames rank 0, which waits for it, nor the others, which wait for rank 0."""
+    ended = start(config, tmp_path, BAD_NODE="1:gpu1:frozen")
+    error = assert_failed(ended, tmp_path)
+    assert error.startswith("preflight: rank 1 on node gpu1: hangs when it writes in ")
+    found = record(tmp_path)
+    assert found["faults"] == [error.removeprefix("preflight: ")]
+    assert sorted(found["clock_skews"]) == ["2", "3"], "the others' clocks are compared"
+
+
 def test_an_all_reduce_that_does_not_end_is_told_with_its_group(
     config: Path, tmp_path: Path
 ) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_lite.checkpoint.manifest import Manifest
+from megatron_lite.rewinding import WentBack
+from megatron_lite.trainer import Trainer
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import Result
 from tests.distributed.small import layout, rows, small_config
@@ -107,6 +110,23 @@ def test_a_spike_and_the_batch_alone(config: Path, tmp_path: Path) -> None:
     assert "spike: loss" in rows(tmp_path / "a", "rewind")[0]["because"]
 
 
+class LeavingAtOnce:
+    """A run that a signal reaches while it goes back."""
+
+    def __init__(self, spoil: Spoil) -> None:
+        self.spoil = spoil
+
+    def __call__(self, trainer: Trainer) -> None:
+        self.spoil(trainer)
+        go_back = trainer.rewinder.go_back
+
+        def then_leave(*args: Any, **kwargs: Any) -> WentBack:
+            trainer.left_because = "a signal"
+            return go_back(*args, **kwargs)
+
+        trainer.rewinder.go_back = then_leave  # type: ignore[method-assign]
+
+
 def test_what_else_may_be_done_about_a_spike(config: Path, tmp_path: Path) -> None:
     def rule(action: str) -> list[str]:
         return [f'training.loss_spike={{"action": "{action}", "window": 3, "threshold": 20}}']
@@ -118,6 +138,7 @@ def test_what_else_may_be_done_about_a_spike(config: Path, tmp_path: Path) -> No
         *(Case(rule(action), spike) for action in ("log", "skip", "stop")),
         Case([*SAVING, REWIND, "training.max_rewinds=2"], nan),
         Case([*SAVING, REWIND], early),
+        Case([*SAVING, REWIND], LeavingAtOnce(Spoil("forward", "layers.0.mlp.down", iteration=5))),
     ]
     (errors,) = on_ranks(1, run_cases, config, cases, tmp_path, watchdog=90)
     logged = [rows(tmp_path / str(number)) for number in range(3)]
@@ -139,3 +160,7 @@ def test_what_else_may_be_done_about_a_spike(config: Path, tmp_path: Path) -> No
     back = rows(tmp_path / "3", "rewind")
     assert [row["skip_samples"] for row in back] == [[12, 20], [12, 28]]
     assert "no checkpoint of this run yet" in errors[4]
+
+    left = Manifest.read(tmp_path / "5/checkpoints/global_step3").progress
+    assert (left["iteration"], left["rewinds"], left["skip_samples"]) == (3, 1, [[12, 20]])
+    assert [row["iteration"] for row in rows(tmp_path / "5", "save")] == [3, 3]

@@ -23,6 +23,8 @@ def test_a_chain_of_jobs_ends_what_one_begins(slurm: Cluster, corpus: Path, tmp_
     )
     run_dir, site = tmp_path / "run", tmp_path / "site.env"
     facts = [f"CONTAINER={container(tmp_path)} image", "SRUN_OPTIONS=--cpu-bind=none"]
+    shown = (ROOT / "launch/sites/example.env").read_text().splitlines()
+    facts += [line for line in shown if line.startswith("SBATCH_EXCLUSIVE=")]
     site.write_text("\n".join([*facts, "OMP_NUM_THREADS=1", ""]))
     sets = [word for value in layout(2, 1) for word in ("--set", value)]
     printed = slurm.run(

@@ -86,7 +86,8 @@ class TrainingConfig(Section):
     """What to do about a step with a non-finite loss, or with non-finite gradients that a lower
     loss scale cannot cure; its cause is looked for in any case. skip: leave the update out, until
     precision.max_consecutive_nonfinite_steps. rewind: go back to the last checkpoint and on past
-    the batches. stop: end the run."""
+    the batches. stop: end the run. A batch without unmasked tokens has no loss, and is no such
+    step."""
 
     rewind_batches: PositiveWhole | None = None
     """Global batches that a rewind leaves out: the bad one and those before it, as far as the

@@ -33,24 +33,30 @@ def clock_skews(
     witnesses: Sequence[int],
     *,
     limit: float,
+    patience: float,
     clock: Callable[[], float] | None = None,
 ) -> dict[int, Skew]:
     """Compare the clocks of some ranks, one of each node, with rank 0's; a collective call.
 
-    Rank 0 gets all skews by rank, the others nothing. One that does not come in `limit` seconds is
-    left out.
+    Rank 0 gets all skews by rank, the others nothing. It gives all of them together `limit` seconds
+    and leaves out who has not come by then; a rank gives rank 0 `patience` seconds to come.
     """
     now = clock or time.time
-    if exchange.rank in witnesses:
-        _ask(exchange, now, limit)
     if exchange.rank != 0:
+        if exchange.rank in witnesses:
+            _ask(exchange, now, patience)
         return {}
+    deadline = time.monotonic() + limit
+
+    def left() -> float:
+        return max(0.0, deadline - time.monotonic())
+
     for rank in witnesses:
         for number in range(EXCHANGES):
-            if not exchange.told(f"clock {number}", ranks=[rank], limit=limit):
+            if not exchange.told(f"clock {number}", ranks=[rank], limit=left()):
                 break
             exchange.answer(f"clock {number} of {rank}", now())
-    told = exchange.told("skew", ranks=witnesses, limit=limit)
+    told = exchange.told("skew", ranks=witnesses, limit=left())
     return {rank: Skew(*values) for rank, values in told.items()}
 
 
@@ -59,7 +65,10 @@ def _ask(exchange: Exchange, now: Callable[[], float], limit: float) -> None:
     for number in range(EXCHANGES):
         before = now()
         exchange.tell(f"clock {number}", None)
-        there = exchange.answered(f"clock {number} of {exchange.rank}", limit=limit)
+        try:
+            there = exchange.answered(f"clock {number} of {exchange.rank}", limit=limit)
+        except TimeoutError:  # rank 0 waits for another, on whom the verdict will be
+            return
         after = now()
         found.append(Skew((before + after) / 2 - there, abs(after - before) / 2))
     best = min(found, key=lambda skew: skew.error)

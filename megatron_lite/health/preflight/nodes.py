@@ -42,12 +42,18 @@ def check_nodes(
     trials = [folders.Trial(**values) for values in plan["trials"]]
     said = [folders.take_part(trial, paths[trial.folder], exchange.rank) for trial in trials]
     exchange.tell("folders", said)
-    skews = clock_skews(exchange, plan["witnesses"], limit=GRACE)
+    witnesses = plan["witnesses"]
+    if judge.presides:
+        # First of all: who hangs in a folder does not come to compare clocks.
+        there = _look_for_files(judge, trials, paths)
+        witnesses = [rank for rank in witnesses if rank in there]
+    # Rank 0 may wait for files twice, for those that write them and for the file system to show.
+    looks = 2 * len(trials) * folders.SETTLE + GRACE
+    skews = clock_skews(exchange, witnesses, limit=GRACE, patience=looks + GRACE)
     if judge.presides:
         judge.record.skews = skews
         judge.record.add(Findings(warnings=astray(skews, judge.record.nodes)))
-        _look_for_files(judge, trials, paths)
-    judge.settle("nodes", len(trials) * folders.SETTLE + 2 * GRACE)
+    judge.settle("nodes", looks + 2 * GRACE)
 
 
 def _compare(judge: Judge, shared: Sequence[folders.Folder]) -> dict[str, Any]:
@@ -87,8 +93,9 @@ def _trials(judge: Judge, shared: Sequence[folders.Folder]) -> list[folders.Tria
 
 def _look_for_files(
     judge: Judge, trials: Sequence[folders.Trial], paths: Mapping[str, Path]
-) -> None:
-    """Rank 0: judge what the ranks could write, and whether it is seen here."""
+) -> set[int]:
+    """Rank 0: judge what the ranks could write, and whether it is seen here; returns those that do
+    not hang."""
     told = judge.exchange.told("folders", limit=folders.SETTLE * len(trials) + GRACE)
     texts = {rank: [text for text in said if text] for rank, said in told.items()}
     for rank in judge.silent(told):
@@ -100,3 +107,4 @@ def _look_for_files(
             texts[rank].append(f"{trial.folder} {path}: rank 0 does not see what it wrote there")
         folders.end(trial, path)
     judge.record.findings.faults += by_text(texts, judge.record.nodes)
+    return set(told)

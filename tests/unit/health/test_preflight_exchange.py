@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,9 +49,21 @@ def test_clocks_are_compared_with_rank_0s(ranks: list[Exchange]) -> None:
 
     def compare(exchange: Exchange) -> dict[int, Skew]:
         clock = {0: lambda: 100.5, 1: lambda: 100.0, 2: lambda: float(next(ahead))}
-        return clock_skews(exchange, [1, 2], limit=10.0, clock=clock[exchange.rank])
+        return clock_skews(exchange, [1, 2], limit=10.0, patience=10.0, clock=clock[exchange.rank])
 
     with ThreadPoolExecutor(3) as pool:
         found, *others = pool.map(compare, ranks)
     assert found == {1: Skew(-0.5, 0.0), 2: Skew(900.0, 0.5)} and others == [{}, {}]
     assert found[2].at_least == 899.5
+
+
+def test_a_silent_rank_costs_the_others_their_comparison_and_no_more(ranks: list[Exchange]) -> None:
+    """Rank 1 never comes; rank 0 gives up on both at once, rank 2 on rank 0."""
+
+    def compare(exchange: Exchange) -> dict[int, Skew]:
+        return clock_skews(exchange, [1, 2], limit=0.5, patience=0.2)
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(compare, (ranks[0], ranks[2]))) == [{}, {}]
+    assert 0.5 <= time.monotonic() - started < 5.0

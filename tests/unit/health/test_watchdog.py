@@ -86,6 +86,24 @@ def test_stacks_are_written_once_and_again_after_movement(dog: Watchdog, tmp_pat
     assert path.read_text().count("===") == 2
 
 
+def test_stacks_that_cant_be_written_end_no_watch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        dog = Watchdog(Heartbeat(), full, pulse_seconds=1.0)
+        beat = in_training(dog)
+        for _ in range(2):
+            dog.beat(61.0)
+            assert dog.still == 61.0
+            beat.doing("something")
+            dog.beat(1.0)
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()
+        with open(os.devnull, "w") as nowhere:  # so that the file can be closed
+            os.dup2(nowhere.fileno(), full.fileno())
+    assert capsys.readouterr().err.count("stacks can't be written: [Errno 28]") == 1
+
+
 def test_the_limit_calls_and_calls_again_where_others_move(
     dog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,8 +70,8 @@ def calls(fake: Path) -> list[tuple[list[str], dict[str, str]]]:
     return [json.loads(line) for line in (fake.parent / "calls").read_text().splitlines()]
 
 
-def options(run_dir: Path) -> list[str]:
-    lines = (run_dir / "train.sbatch").read_text().splitlines()
+def options(script: str) -> list[str]:
+    lines = script.splitlines()
     return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
 
 
@@ -84,7 +84,7 @@ def test_b50_a_job_gets_everything(config: Path, fake: Path) -> None:
     sets = [word for value in [*values, "launch.job_name=big"] for word in ("--set", value)]
     done = submit(fake, config, "--run-dir", run_dir, "--site", site, *sets)
     assert done.returncode == 0, done.stderr
-    assert options(run_dir) == [
+    assert options((run_dir / "train.sbatch").read_text()) == [
         "--job-name=big",
         "--nodes=2",
         "--ntasks-per-node=4",
@@ -117,9 +117,18 @@ def test_nodes_follow_from_ranks_and_gpus_of_a_node(config: Path, fake: Path) ->
         site.write_text(f"GPUS_PER_NODE={gpus}\n")
         done = submit(fake, config, "--run-dir", config.parent / gpus, "--site", site, "--dry-run")
         assert done.returncode == 0, done.stderr
-        nodes, tasks = options(config.parent / gpus)[1:3]
+        nodes, tasks = options(done.stdout)[1:3]
         assert (nodes, tasks) == (f"--nodes={shape[0]}", f"--ntasks-per-node={shape[1]}")
-    assert not (config.parent / "calls").exists(), "a dry run submits nothing"
+        assert not (config.parent / gpus).exists(), "a dry run writes nothing"
+    assert not (config.parent / "calls").exists(), "and submits nothing"
+
+
+def test_the_sites_pythonpath_is_kept(config: Path, fake: Path) -> None:
+    site = config.with_name("site.env")
+    site.write_text("PYTHONPATH=/opt/lib\n")
+    assert submit(fake, config, "--run-dir", config.parent / "here", "--site", site).returncode == 0
+    ((_, env),) = calls(fake)
+    assert env["PYTHONPATH"] == f"{config.parent / 'here/code'}{os.pathsep}/opt/lib"
 
 
 def test_a_chain_waits_for_the_job_before(config: Path, fake: Path) -> None:
@@ -136,9 +145,11 @@ def test_the_lead_follows_from_what_was_measured(config: Path, fake: Path) -> No
     run_dir.mkdir()
     rows = [{"event": "train", "elapsed_ms_per_iteration": ms} for ms in (900, 20_000, 1000)]
     rows += [{"event": "save", "elapsed_ms": 100_000}]
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert submit(fake, config, "--run-dir", run_dir, "--dry-run").returncode == 0
-    assert "--signal=USR1@270" in options(run_dir)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (run_dir / "metrics.jsonl").write_text(text + '{"event": "tra')  # the run was killed there
+    done = submit(fake, config, "--run-dir", run_dir, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "--signal=USR1@270" in options(done.stdout)
 
 
 @pytest.mark.parametrize(

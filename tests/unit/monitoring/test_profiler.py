@@ -73,6 +73,22 @@ def test_training_that_ends_within_the_window_leaves_what_was_recorded(
         assert steps(read(path)) == recorded
 
 
+@pytest.mark.parametrize(("last", "recorded"), [(9, [5, 6]), (5, [5]), (4, [5, 6])])
+def test_a_run_that_goes_back_over_the_window_keeps_its_first_trace(
+    last: int, recorded: list[int], tmp_path: Path
+) -> None:
+    """Back from `last` to 1; one that had not begun to record yet does so now."""
+    profiler = Profiler(config(), tmp_path, rank=1)
+    work(profiler, 1, last)
+    profiler.close()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    work(profiler, 2, 9)
+    profiler.close()
+    (trace,) = tmp_path.iterdir()
+    assert steps(read(trace)) == recorded
+    assert not before or before == {trace: trace.read_bytes()}
+
+
 def test_a_start_behind_the_window_records_nothing(tmp_path: Path) -> None:
     profiler = Profiler(config(), tmp_path, rank=1)
     work(profiler, 4, 9)

@@ -39,7 +39,13 @@ def test_b54_two_second_steps_whatever_the_log_interval_and_saves(log_interval: 
             rates.append(tokens_per_second(samples=samples, seq_length=32, seconds=lap.seconds))
     assert rates == [192.0] * (10 // log_interval)
     assert [rate / 4 for rate in rates] == [48.0] * len(rates)
-    assert timer.totals == {"train": 20.0, "save": 8.0, "evaluation": 5.0, "trace": 0.0}
+    assert timer.totals == {
+        "train": 20.0,
+        "save": 8.0,
+        "load": 0.0,
+        "evaluation": 5.0,
+        "trace": 0.0,
+    }
 
 
 def test_time_between_steps_counts_as_training() -> None:
@@ -76,6 +82,25 @@ def test_time_apart_is_booked_even_if_it_fails() -> None:
     timer.step_done()
     assert timer.lap().seconds == 2.0
     assert timer.totals["save"] == 3.0
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_dropped_lap_is_in_no_other(lost: int) -> None:
+    """Steps of 3 s are undone, which a load of 7 s does; then comes one of 2 s."""
+    clock = FakeClock()
+    timer = StepTimer(clock)
+    for _ in range(lost):
+        with timer.waiting():
+            clock.now += 3.0
+        timer.step_done()
+    with timer.apart("load"):
+        clock.now += 7.0
+    timer.drop_lap()
+    clock.now += 2.0
+    timer.step_done()
+    lap = timer.lap()
+    assert (lap.seconds, lap.iterations, lap.waited) == (2.0, 1, 0.0)
+    assert (timer.totals["train"], timer.totals["load"]) == (3.0 * lost + 2.0, 7.0)
 
 
 def test_a_lap_without_iterations_is_refused() -> None:
