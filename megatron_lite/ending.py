@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import NoReturn
 
+from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.outcome import FINAL, Outcome
@@ -24,6 +25,8 @@ BY_SIGNAL = 128
 """Added to a signal's number, as shells do."""
 PATIENCE = 5.0
 """Seconds in which all ranks have met an error of the input, if they meet it at all."""
+_LOOK = 1.0
+"""Seconds between two looks at what a run that was asked to leave is doing."""
 _NO_LAUNCHER = "the launcher is gone"
 
 
@@ -37,6 +40,8 @@ class Ending:
         self._rank, self._world_size = rank, world_size
         self.peers: Peers | None = None
         """Known once the process group is there."""
+        self.heartbeat: Heartbeat | None = None
+        """Known once it beats."""
         self.settled = False
         """Whether the run is over and its outcome known."""
 
@@ -139,7 +144,7 @@ class Ending:
         """Somebody wants this process to end: a launcher that saw another rank die, or a person.
 
         Training that goes well is asked to save first. It ends at once if a peer has died, at a
-        second signal, and when no step ends.
+        second signal, and when no step ends (a save or load may take its time).
         """
         if not self.settled:
             self._ask(number.name, BY_SIGNAL + number)
@@ -165,10 +170,18 @@ class Ending:
             self._stopped_by(why, code)
 
     def _wait_for_the_answer(self, why: str, code: int) -> None:
-        if not self.stop.answered.wait(self.stop.patience):
-            self._stopped_by(why, code)
+        waited, beat = 0.0, self.heartbeat
+        while not self.stop.answered.wait(_LOOK):
+            if beat is not None and beat.takes_its_time:  # a checkpoint, say, or a compiler
+                continue
+            waited += _LOOK
+            if waited >= self.stop.patience:
+                self._stopped_by(why, code)
+                break
 
-    def _stopped_by(self, why: str, code: int) -> NoReturn:
+    def _stopped_by(self, why: str, code: int) -> None:
+        if self.settled:  # meanwhile
+            return
         if self._first(f"stopped by {why}"):
             print(f"rank {self._rank} stops: {why}", file=sys.stderr, flush=True)
         else:

@@ -99,6 +99,7 @@ def _prepare(
     """Meet the other ranks, check what all of them run on, and make the groups."""
     grid = plan_grid(loaded, rank=rank)
     life = begin_life(loaded, run_dir, grid)
+    ending.heartbeat = None if life is None else life.heartbeat
     with ending.meeting():
         device, store = meet(loaded, rank=rank, local_rank=local_rank)
     # A connection of its own: one that waits in a collective can't be asked anything else.

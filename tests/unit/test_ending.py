@@ -10,6 +10,7 @@ import pytest
 from megatron_lite import ending
 from megatron_lite.ending import Ending
 from megatron_lite.health import stopping
+from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.outcome import Outcome
 
@@ -71,6 +72,7 @@ def test_what_comes_after_the_agreed_end_changes_nothing(own: Ending) -> None:
             signal.signal(number, handler)
     own.signalled(signal.SIGTERM)
     own.launcher_gone()
+    own._stopped_by("SIGTERM", 143)  # it waited for an answer till now
     for late in (own.orphaned, lambda: own.failed(ValueError("closing"))):
         with pytest.raises(Left):
             late()
@@ -82,6 +84,35 @@ def test_a_rank_that_does_not_train_yet_ends_at_once(own: Ending) -> None:
     with pytest.raises(Left, match="143"):
         own.signalled(signal.SIGTERM)
     assert state(own) == "failed"
+
+
+@pytest.mark.parametrize(
+    ("phase", "first", "ends"),
+    [
+        ("forward-backward", 1, True),
+        ("save", 1, False),
+        ("loading", 1, False),
+        ("replay", 1, False),
+        ("forward-backward", 2, False),  # it compiles
+    ],
+)
+def test_a_step_that_does_not_end_is_not_waited_for(
+    phase: str, first: int, ends: bool, own: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But what takes long by nature is."""
+    beat = own.heartbeat = Heartbeat()
+    beat.at("waiting for data", iteration=first)
+    beat.at(phase, iteration=2)
+    monkeypatch.setattr(ending, "_LOOK", 0.0)
+    monkeypatch.setattr(stopping, "PATIENCE", 0.0)
+    looks = iter([False] * 5 + [True])
+    monkeypatch.setattr(own.stop.answered, "wait", lambda _: next(looks))
+    if ends:
+        with pytest.raises(Left, match="143"):
+            own._wait_for_the_answer("SIGTERM", 143)
+    else:
+        own._wait_for_the_answer("SIGTERM", 143)
+    assert state(own) == ("failed" if ends else "running")
 
 
 def test_the_version_of_a_status_tells_equal_ones_apart(tmp_path: Path) -> None:
