@@ -64,8 +64,9 @@ class Ending:
 
         def watch() -> None:
             while not met.wait(1.0):
-                ended = self.outcome.read().get("state") in FINAL
-                if ended and self.outcome.version() != before:
+                # In this order, or rank 0 may remove the status of an earlier start in between.
+                changed = self.outcome.version() not in (None, before)
+                if changed and self._told():
                     self._tell_the_cause()
                     _leave(FAILED)
 

@@ -124,3 +124,16 @@ def test_the_version_of_a_status_tells_equal_ones_apart(tmp_path: Path) -> None:
         seen.append(outcome.version())
     outcome.repeat()
     assert len({*seen, outcome.version()}) == 3 and outcome.read()["error"] == "the same"
+
+
+@pytest.mark.parametrize("old", ["failed", "refused", "requeue"])
+def test_the_status_of_an_earlier_start_is_forgotten(old: str, tmp_path: Path) -> None:
+    first, second = Outcome(tmp_path, rank=0), Outcome(tmp_path, rank=1)
+    first.write(old, rank=1, error="long ago")
+    second.forget()
+    assert first.read()["state"] == old, "a rank may be late, and rank 0 have told something"
+    first.forget()
+    first.forget()
+    assert first.version() is None
+    assert second.end("failed", "now") and not first.end("failed", "because of it")
+    assert first.read() == {"state": "failed", "rank": 1, "error": "now"}
