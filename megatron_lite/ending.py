@@ -25,6 +25,8 @@ BY_SIGNAL = 128
 """Added to a signal's number, as shells do."""
 PATIENCE = 5.0
 """Seconds in which all ranks have met an error of the input, if they meet it at all."""
+_RANK_0_FIRST = 3.0
+"""Seconds in which rank 0 tells of an error that it has met as well; below PATIENCE."""
 _LOOK = 1.0
 """Seconds between two looks at what a run that was asked to leave is doing."""
 _NO_LAUNCHER = "the launcher is gone"
@@ -81,7 +83,9 @@ class Ending:
         """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,
         the first of the others."""
         teller = 0
-        if self._rank > 0 and self.peers is not None:
+        if self._rank > 0 and self.peers is None:
+            self._refused_before_the_meeting(str(error))
+        elif self._rank > 0 and self.peers is not None:
             teller = min(self.peers.leave(patience=PATIENCE))
         if self._rank == teller:
             self.outcome.end("refused", str(error))
@@ -92,6 +96,14 @@ class Ending:
             time.sleep(PATIENCE)  # for ranks that began later and took the status for an old one
             self.outcome.repeat()
         _leave(REFUSED)
+
+    def _refused_before_the_meeting(self, error: str) -> None:
+        time.sleep(_RANK_0_FIRST)
+        if not self._told():
+            self.outcome.end("refused", error)
+            print(f"rank {self._rank}: {error}", file=sys.stderr, flush=True)
+        elif self.outcome.read().get("error") != error:
+            self._tell_the_cause()
 
     def stopped(self, error: Exception) -> NoReturn:
         """All ranks agreed that the run can't go on."""

@@ -115,6 +115,34 @@ def test_a_step_that_does_not_end_is_not_waited_for(
     assert state(own) == ("failed" if ends else "running")
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (None, "rank 3: no heartbeats"),
+        ("no heartbeats", ""),
+        ("no corpus", "rank 3 stops because of rank 0: no corpus"),
+    ],
+)
+def test_a_rank_that_is_refused_before_the_ranks_have_met_says_so(
+    told: str | None,
+    said: str,
+    own: Ending,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Unless rank 0 has."""
+    monkeypatch.setattr(ending, "_RANK_0_FIRST", 0.0)
+    if told is not None:
+        own.outcome.end("refused", told)
+    late = Ending(Outcome(own.outcome._run_dir, rank=3), own.stop, rank=3, world_size=4)
+    with pytest.raises(Left, match="2"):
+        late.refused(ValueError("no heartbeats"))
+    assert capsys.readouterr().err.strip() == said
+    status = own.outcome.read()
+    assert status["error"] == (told or "no heartbeats") and status["state"] == "refused"
+    assert status["rank"] == (3 if told is None else 0)
+
+
 def test_the_version_of_a_status_tells_equal_ones_apart(tmp_path: Path) -> None:
     outcome = Outcome(tmp_path, rank=0)
     assert outcome.version() is None
