@@ -25,6 +25,8 @@ BY_SIGNAL = 128
 """Added to a signal's number, as shells do."""
 PATIENCE = 5.0
 """Seconds in which all ranks have met an error of the input, if they meet it at all."""
+WORD = 60.0
+"""Seconds that rank 0 has to tell what all have agreed on; it may be writing a trace before."""
 _RANK_0_FIRST = 3.0
 """Seconds in which rank 0 tells of an error that it has met as well; below PATIENCE."""
 _LOOK = 1.0
@@ -111,7 +113,9 @@ class Ending:
             self.outcome.end("failed", str(error))
             print(f"training stopped: {error}", file=sys.stderr, flush=True)
         if self.peers is not None:
-            self.peers.leave(patience=PATIENCE)
+            # The launcher ends all of them when the first one leaves.
+            word = WORD if self.stop.heeded else PATIENCE
+            self.peers.leave(patience=PATIENCE, for_rank_0=word)
         _leave(FAILED)
 
     def failed(self, error: BaseException) -> NoReturn:
