@@ -143,6 +143,7 @@ def _train(loaded: LoadedConfig, place: Place, ending: Ending, life: Life) -> in
     ending.outcome.write(state, iteration=trainer.progress.iteration, **reason)
     life.end(state)
     trainer.report.close()
+    dist.barrier()  # a launcher ends the others, rank 0 too, when one leaves with 3
     trainer.engine.close()
     dist.destroy_process_group()
     return {"done": 0, "requeue": 3}[state]
