@@ -189,10 +189,9 @@ class Ending:
     def _wait_for_the_answer(self, why: str, code: int) -> None:
         waited, beat = 0.0, self.heartbeat
         while not self.stop.answered.wait(_LOOK):
-            if beat is not None and beat.takes_its_time:  # a checkpoint, say, or a compiler
-                continue
-            waited += _LOOK
-            if waited >= self.stop.patience:
+            if beat is None or not beat.takes_its_time:  # as a checkpoint does, or a compiler
+                waited += _LOOK
+            if waited >= self.stop.patience or self._told():
                 self._stopped_by(why, code)
                 break
 

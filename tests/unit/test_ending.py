@@ -86,6 +86,13 @@ def test_a_rank_that_does_not_train_yet_ends_at_once(own: Ending) -> None:
     assert state(own) == "failed"
 
 
+def looks_on(own: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be answered after twenty looks, and is patient for ten."""
+    looks = iter([False] * 20 + [True])
+    monkeypatch.setattr(own.stop.answered, "wait", lambda _: next(looks))
+    monkeypatch.setattr(stopping, "PATIENCE", 10 * ending._LOOK)
+
+
 @pytest.mark.parametrize(
     ("phase", "first", "ends"),
     [
@@ -103,16 +110,25 @@ def test_a_step_that_does_not_end_is_not_waited_for(
     beat = own.heartbeat = Heartbeat()
     beat.at("waiting for data", iteration=first)
     beat.at(phase, iteration=2)
-    monkeypatch.setattr(ending, "_LOOK", 0.0)
-    monkeypatch.setattr(stopping, "PATIENCE", 0.0)
-    looks = iter([False] * 5 + [True])
-    monkeypatch.setattr(own.stop.answered, "wait", lambda _: next(looks))
+    looks_on(own, monkeypatch)
     if ends:
         with pytest.raises(Left, match="143"):
             own._wait_for_the_answer("SIGTERM", 143)
     else:
         own._wait_for_the_answer("SIGTERM", 143)
     assert state(own) == ("failed" if ends else "running")
+
+
+def test_a_long_save_is_not_waited_for_where_another_rank_has_ended_the_run(
+    own: Ending, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own.heartbeat = Heartbeat()
+    own.heartbeat.at("save")
+    looks_on(own, monkeypatch)
+    Outcome(own.outcome._run_dir, rank=1).end("failed", "no space left")
+    with pytest.raises(Left, match="143"):
+        own._wait_for_the_answer("SIGTERM", 143)
+    assert "rank 0 stops because of rank 1: no space left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
