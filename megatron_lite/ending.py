@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import NoReturn
 
+from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.outcome import FINAL, Outcome
@@ -24,6 +25,12 @@ BY_SIGNAL = 128
 """Added to a signal's number, as shells do."""
 PATIENCE = 5.0
 """Seconds in which all ranks have met an error of the input, if they meet it at all."""
+WORD = 60.0
+"""Seconds that rank 0 has to tell what all have agreed on; it may be writing a trace before."""
+_RANK_0_FIRST = 3.0
+"""Seconds in which rank 0 tells of an error that it has met as well; below PATIENCE."""
+_LOOK = 1.0
+"""Seconds between two looks at what a run that was asked to leave is doing."""
 _NO_LAUNCHER = "the launcher is gone"
 
 
@@ -37,6 +44,8 @@ class Ending:
         self._rank, self._world_size = rank, world_size
         self.peers: Peers | None = None
         """Known once the process group is there."""
+        self.heartbeat: Heartbeat | None = None
+        """Known once it beats."""
         self.settled = False
         """Whether the run is over and its outcome known."""
 
@@ -59,8 +68,9 @@ class Ending:
 
         def watch() -> None:
             while not met.wait(1.0):
-                ended = self.outcome.read().get("state") in FINAL
-                if ended and self.outcome.version() != before:
+                # In this order, or rank 0 may remove the status of an earlier start in between.
+                changed = self.outcome.version() not in (None, before)
+                if changed and self._told():
                     self._tell_the_cause()
                     _leave(FAILED)
 
@@ -75,7 +85,9 @@ class Ending:
         """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,
         the first of the others."""
         teller = 0
-        if self._rank > 0 and self.peers is not None:
+        if self._rank > 0 and self.peers is None:
+            self._refused_before_the_meeting(str(error))
+        elif self._rank > 0 and self.peers is not None:
             teller = min(self.peers.leave(patience=PATIENCE))
         if self._rank == teller:
             self.outcome.end("refused", str(error))
@@ -87,13 +99,23 @@ class Ending:
             self.outcome.repeat()
         _leave(REFUSED)
 
+    def _refused_before_the_meeting(self, error: str) -> None:
+        time.sleep(_RANK_0_FIRST)
+        if not self._told():
+            self.outcome.end("refused", error)
+            print(f"rank {self._rank}: {error}", file=sys.stderr, flush=True)
+        elif self.outcome.read().get("error") != error:
+            self._tell_the_cause()
+
     def stopped(self, error: Exception) -> NoReturn:
         """All ranks agreed that the run can't go on."""
         if self._rank == 0:
             self.outcome.end("failed", str(error))
             print(f"training stopped: {error}", file=sys.stderr, flush=True)
         if self.peers is not None:
-            self.peers.leave(patience=PATIENCE)
+            # The launcher ends all of them when the first one leaves.
+            word = WORD if self.stop.heeded else PATIENCE
+            self.peers.leave(patience=PATIENCE, for_rank_0=word)
         _leave(FAILED)
 
     def failed(self, error: BaseException) -> NoReturn:
@@ -139,7 +161,7 @@ class Ending:
         """Somebody wants this process to end: a launcher that saw another rank die, or a person.
 
         Training that goes well is asked to save first. It ends at once if a peer has died, at a
-        second signal, and when no step ends.
+        second signal, and when no step ends (a save or load may take its time).
         """
         if not self.settled:
             self._ask(number.name, BY_SIGNAL + number)
@@ -165,10 +187,17 @@ class Ending:
             self._stopped_by(why, code)
 
     def _wait_for_the_answer(self, why: str, code: int) -> None:
-        if not self.stop.answered.wait(self.stop.patience):
-            self._stopped_by(why, code)
+        waited, beat = 0.0, self.heartbeat
+        while not self.stop.answered.wait(_LOOK):
+            if beat is None or not beat.takes_its_time:  # as a checkpoint does, or a compiler
+                waited += _LOOK
+            if waited >= self.stop.patience or self._told():
+                self._stopped_by(why, code)
+                break
 
-    def _stopped_by(self, why: str, code: int) -> NoReturn:
+    def _stopped_by(self, why: str, code: int) -> None:
+        if self.settled:  # meanwhile
+            return
         if self._first(f"stopped by {why}"):
             print(f"rank {self._rank} stops: {why}", file=sys.stderr, flush=True)
         else:

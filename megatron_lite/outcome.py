@@ -1,7 +1,7 @@
 """Outcome: RUN_DIR/status.json. Launchers lose exit codes, a file does not.
 
 Knows nothing of training and imports no torch. Written by train.py and session.py, read by whoever
-started the run.
+started the run; each start begins without one.
 """
 
 from __future__ import annotations
@@ -56,6 +56,15 @@ class Outcome:
         with suppress(OSError):
             self._replace({"state": state, "rank": rank, "error": error, **facts})
         return True
+
+    def forget(self) -> None:
+        """Remove what an earlier start of the run has told; rank 0 does, before others can tell.
+
+        Its end would be taken for this one's, or keep this one's from being told.
+        """
+        if self._rank == 0:
+            with suppress(OSError):
+                (self._run_dir / "status.json").unlink()
 
     def repeat(self) -> None:
         """Write the status as it stands once more: another version of it."""

@@ -99,6 +99,7 @@ def _prepare(
     """Meet the other ranks, check what all of them run on, and make the groups."""
     grid = plan_grid(loaded, rank=rank)
     life = begin_life(loaded, run_dir, grid)
+    ending.heartbeat = None if life is None else life.heartbeat
     with ending.meeting():
         device, store = meet(loaded, rank=rank, local_rank=local_rank)
     # A connection of its own: one that waits in a collective can't be asked anything else.
@@ -142,6 +143,7 @@ def _train(loaded: LoadedConfig, place: Place, ending: Ending, life: Life) -> in
     ending.outcome.write(state, iteration=trainer.progress.iteration, **reason)
     life.end(state)
     trainer.report.close()
+    dist.barrier()  # a launcher ends the others, rank 0 too, when one leaves with 3
     trainer.engine.close()
     dist.destroy_process_group()
     return {"done": 0, "requeue": 3}[state]

@@ -58,6 +58,7 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
         "time": time.time(),
     }
     run_dir.mkdir(parents=True, exist_ok=True)
+    Outcome(run_dir, rank=0).forget()
     log = run_dir / RESTARTS
     before = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     with log.open("a") as file:
@@ -83,7 +84,7 @@ def end(ended: str, loaded: LoadedConfig, run_dir: Path) -> int:
     TIME_LIMIT."""
     status = Outcome(run_dir, rank=0).read()
     state, code = status.get("state"), FAILED if ended == TIME_LIMIT else int(ended)
-    if code == 0 and state == "done":
+    if state == "done" and ended in ("0", TIME_LIMIT):
         return DONE
     if state == "refused":
         return REFUSED

@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return refuse(f"--run-dir {args.run_dir}: {error.strerror}", args, launched)
+    Outcome(args.run_dir, rank=launched.get("rank", 0)).forget()
     for name, value in loaded.config.launch.environment.items():
         os.environ.setdefault(name, value)
     # torch and deepspeed cost seconds to import; a config is checked without them.

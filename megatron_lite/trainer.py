@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.save import Snapshot
 from megatron_lite.config.batch import global_batch_size_at, num_microbatches, train_iters
 from megatron_lite.config.schema import RunConfig
@@ -86,8 +87,12 @@ class Trainer:
         """
         try:
             return self._fit()
-        except TrainingStopped:
-            self.saver.finish()  # a save on its way is worth having
+        except TrainingStopped as stopped:
+            self.heartbeat.at("save")
+            try:
+                self.saver.finish()  # a save on its way is worth having
+            except CheckpointError as error:
+                raise TrainingStopped(f"{stopped}. The save on its way failed: {error}") from error
             raise
         finally:
             self.profiler.close()
@@ -111,6 +116,7 @@ class Trainer:
                 self.evaluate("valid")
             if self._due(self.config.checkpoint.save_interval):
                 self.save()
+        self.stop.answered.set()  # nobody polls any more, and the end is near
         if self.progress.iteration == total and "test" in self.evaluations:
             self.evaluate("test")
         self.save()
@@ -228,6 +234,8 @@ class Trainer:
         """Run a schedule, with other work behind its actions where that is given; returns the loss
         sums (on the last stage) and all replicas' tokens."""
         executor = self.executor if compute is None else self.executor.computing(compute)
+        if compute is not None:
+            self.heartbeat.at("replay")
         shape = self._hidden_shape(batches)
         program = self._program(purpose, len(batches))
         tokens = self._count_tokens(batches)
@@ -351,4 +359,5 @@ class Trainer:
             own = "exit_duration_in_mins is over"
         if any_rank(own is not None, self.device):
             self.left_because = own or "another rank was asked to"
+            self.stop.answered.set()
         return self.left_because is not None

@@ -18,12 +18,15 @@ PHASES = (
     "waiting for data",
     "forward-backward",
     "optimizer step",
+    "replay",
     "logging",
     "evaluation",
     "save",
     "ended",
 )
 """In the order in which a run comes to them."""
+ALONE = ("start-up", "loading", "save")
+"""Phases in which a process works for minutes without a word."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,16 @@ class Heartbeat:
         if known is None:
             known = self._texts[what] = str(what).encode()
         return known
+
+    @property
+    def works_alone(self) -> bool:
+        """Whether minutes without a word are in order; the first iteration compiles."""
+        return self.phase in ALONE or self.iteration == self.first_iteration
+
+    @property
+    def takes_its_time(self) -> bool:
+        """Whether earlier steps don't tell how long this takes."""
+        return self.works_alone or self.phase == "replay"
 
     def count(self, groups: Mapping[str, Counted]) -> None:
         """From now on tell how far this rank is in each of its groups (some of GROUPS)."""

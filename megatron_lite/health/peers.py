@@ -32,16 +32,18 @@ class Peers:
         places = [place.decode().split(" ", 1) for place in known]
         self._here = {r: int(pid) for r, (pid, at) in enumerate(places) if at == host}
 
-    def leave(self, *, patience: float) -> list[int]:
+    def leave(self, *, patience: float, for_rank_0: float = 0.0) -> list[int]:
         """Say that this rank leaves and wait for the others; returns the ranks that said so too.
 
-        After `patience` seconds it does not wait any longer: the others may know of no reason.
+        After `patience` seconds it does not wait any longer: the others may know of no reason. For
+        rank 0, which speaks for all, it waits `for_rank_0` seconds if that is longer.
         """
-        deadline = time.monotonic() + patience
+        began = time.monotonic()
         try:
             self._store.set(f"leaving/{self._rank}", "")
             while len(leaving := self._leaving()) < self._world_size:
-                if time.monotonic() > deadline:
+                limit = patience if 0 in leaving else max(patience, for_rank_0)
+                if time.monotonic() - began > limit:
                     break
                 time.sleep(POLL_SECONDS)
         except RuntimeError:  # the store has gone, with rank 0 that held it

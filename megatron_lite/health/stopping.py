@@ -23,7 +23,7 @@ class StopRequest:
         self.reason: str | None = None
         """Who asked first; None: nobody did."""
         self.answered = threading.Event()
-        """Set once a trainer knows."""
+        """Set once a trainer knows, or is on its way out."""
         self._asked: float | None = None
         self._polled: float | None = None
         self._longest = 0.0

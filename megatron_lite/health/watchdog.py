@@ -24,12 +24,9 @@ STACKS_AFTER = 60.0
 GRACE = 60.0
 """Seconds by which others give up later than the watchdog: collectives, and faulthandler's timer.
 So the watchdog's word, which names the rank that hangs, is the first one."""
-ALONE = ("start-up", "loading", "save")
-"""Phases in which a process works for minutes without a word; reading, writing and computing are
-movement there, and in the first iteration, which compiles. (NCCL computes while it waits: there a
-hang in these phases is left to the collectives' own time-out.)"""
 _CORES, _BYTES = 0.05, 1e6
-"""What counts as work, a second."""
+"""What counts as work, a second. Reading, writing and computing are movement where a process works
+alone. (NCCL computes while it waits: there a hang is left to the collectives' own time-out.)"""
 
 
 class Watchdog:
@@ -101,14 +98,10 @@ class Watchdog:
         worked, self._work = self._work, own_work()
         if self._changes != before:
             return True
-        if not self._works_alone():
+        if not self._heartbeat.works_alone:
             return False
         busy = self._work[0] - worked[0] > _CORES * seconds
         return busy or self._work[1] - worked[1] > _BYTES * seconds
-
-    def _works_alone(self) -> bool:
-        beat = self._heartbeat
-        return beat.phase in ALONE or beat.iteration == beat.first_iteration
 
     def _tell(self) -> None:
         file = self._heartbeat.file

@@ -47,6 +47,7 @@ def test_two_restarts_without_progress_are_enough(
     ("status", "code", "left", "alone"),
     [
         ({"state": "done", "iteration": 9}, "0", 0, 0),
+        ({"state": "done", "iteration": 9}, "time-limit", 0, 0),
         ({"state": "requeue", "iteration": 4, "reason": "SIGUSR1"}, "3", slurm.AGAIN, 3),
         ({"state": "running"}, "137", slurm.AGAIN, 137),
         ({"state": "failed", "error": "ended without a word: killed"}, "1", slurm.AGAIN, 1),
@@ -67,3 +68,12 @@ def test_what_follows_an_end(
     (tmp_path / "run/status.json").write_text(json.dumps(status))
     assert slurm.main(["end", code, *words]) == left
     assert slurm.main(["end", code, *words, "--set", "launch.requeue=false"]) == alone
+
+
+def test_a_start_that_crashes_is_not_taken_for_the_one_before(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/status.json").write_text('{"state": "requeue", "iteration": 4}')
+    assert starts(words, monkeypatch, 1) == 0
+    assert slurm.main(["end", "1", *words]) == 1, "it ended before it had written a status"
