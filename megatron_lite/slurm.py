@@ -29,6 +29,7 @@ FRUITLESS = 2
 AGAIN = 75
 """Exit code by which the job is to be queued again."""
 TIME_LIMIT = "time-limit"
+_SIGKILL = "137"
 _KILLED = "ended without a word"
 """In the error of a rank that did not fail by itself (see ending.py)."""
 
@@ -105,7 +106,8 @@ def _why_again(code: str, status: Mapping[str, Any]) -> str | None:
         return f"left at iteration {status.get('iteration')}: {status.get('reason')}"
     if code == TIME_LIMIT:
         return "the time limit came before the run had left"
-    if state == "running" or _KILLED in str(status.get("error")):
+    early = state is None and code == _SIGKILL  # before it had told anything
+    if early or state == "running" or _KILLED in str(status.get("error")):
         return f"killed (srun gave {code})"
     if status.get("hung"):  # a node or the network, mostly; the rule for restarts in vain holds
         return f"hung: {status.get('error')}"

@@ -58,6 +58,7 @@ def test_two_restarts_without_progress_are_enough(
         ({"state": "failed", "error": "ValueError: no"}, "1", 1, 1),
         ({"state": "refused", "error": "no"}, "2", 2, 2),
         ({}, "2", 2, 2),
+        ({}, "137", slurm.AGAIN, 137),
     ],
 )
 def test_what_follows_an_end(
