@@ -32,6 +32,8 @@ _RANK_0_FIRST = 3.0
 _LOOK = 1.0
 """Seconds between two looks at what a run that was asked to leave is doing."""
 _NO_LAUNCHER = "the launcher is gone"
+_LOST = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "ncclRemoteError")
+"""What gloo and NCCL say when another rank's process is no more."""
 
 
 class Ending:
@@ -215,7 +217,10 @@ class Ending:
             return True
         lost = [] if self.peers is None else self.peers.gone()
         if not lost:
-            return self.outcome.end("failed", said)
+            # Of a rank on another machine only its closed connection tells; one that failed by
+            # itself has left word before that.
+            gone = {"lost_peer": True} if any(sign in said for sign in _LOST) else {}
+            return self.outcome.end("failed", said, **gone)
         said = f"ended without a word: killed, or left early; rank {self._rank} noticed ({said})"
         self.outcome.end("failed", said, rank=lost[0])
         return False

@@ -111,6 +111,8 @@ def _why_again(code: str, status: Mapping[str, Any]) -> str | None:
         return f"killed (srun gave {code})"
     if status.get("hung"):  # a node or the network, mostly; the rule for restarts in vain holds
         return f"hung: {status.get('error')}"
+    if status.get("lost_peer"):
+        return f"a rank is gone: {status.get('error')}"
     return None
 
 

@@ -181,3 +181,18 @@ def test_the_status_of_an_earlier_start_is_forgotten(old: str, tmp_path: Path) -
     assert first.version() is None
     assert second.end("failed", "now") and not first.end("failed", "because of it")
     assert first.read() == {"state": "failed", "rank": 1, "error": "now"}
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [n2]:1"), True),
+        (RuntimeError("shapes differ"), None),
+    ],
+)
+def test_a_peer_that_is_gone_on_another_machine_is_marked(
+    own: Ending, error: RuntimeError, lost: bool | None
+) -> None:
+    with pytest.raises(Left, match="1"):
+        own.failed(error)
+    assert own.outcome.read().get("lost_peer") == lost

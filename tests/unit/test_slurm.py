@@ -55,6 +55,7 @@ def test_two_restarts_without_progress_are_enough(
         ({"state": "failed", "error": "stopped by SIGTERM"}, "time-limit", slurm.AGAIN, 1),
         ({"state": "requeue", "iteration": 4, "reason": "x"}, "time-limit", slurm.AGAIN, 3),
         ({"state": "failed", "error": "rank 2 lags", "hung": True}, "1", slurm.AGAIN, 1),
+        ({"state": "failed", "error": "closed", "lost_peer": True}, "1", slurm.AGAIN, 1),
         ({"state": "failed", "error": "ValueError: no"}, "1", 1, 1),
         ({"state": "refused", "error": "no"}, "2", 2, 2),
         ({}, "2", 2, 2),
