@@ -37,7 +37,7 @@ def slow_down(phase: str) -> None:
     if phase == "training":
         linger(Trainer, "iteration")
     elif phase == "evaluation":
-        linger(Trainer, "_run", when=lambda schedule, batches: schedule == "forward-only")
+        linger(Trainer, "_run", when=lambda purpose, *_: purpose == "evaluation")
     elif phase == "save":
         linger(Save, "write")
 
