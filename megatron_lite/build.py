@@ -34,7 +34,7 @@ from megatron_lite.data.tokenizer_base import Tokenizer
 from megatron_lite.data.training_order import TrainingOrder
 from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.measures import Measures
-from megatron_lite.engine.param_groups import unique
+from megatron_lite.engine.param_groups import parameters_of
 from megatron_lite.forensics import Forensics
 from megatron_lite.guard import Guard
 from megatron_lite.layers.context import placement_of
@@ -75,8 +75,7 @@ def build_trainer(
     context = build_context(config, place, streams, weight_gradients)
     stages = build_stages(config, context, plan, place.groups.grid, vocab_size=vocab_size)
     if config.checkpoint.save is not None and config.launch.preflight != "off":
-        parameters = unique(p for stage in stages.values() for p in stage.parameters())
-        written = parameters if place.groups.gradient.rank == 0 else ()
+        written = parameters_of(stages) if place.groups.gradient.rank == 0 else ()
         require_room(place.run_dir / config.checkpoint.save, map(placement_of, written))
     engine = build_engine(config, place, stages, weight_gradients)
     started = perf_counter()
@@ -179,8 +178,7 @@ def _loaded_whole(config: RunConfig, start: Start) -> int | None:
 def describe_run(config: RunConfig, place: Place, stages: Stages) -> str:
     """Layout, precision and size in a line for the start of a run."""
     grid, zero = place.groups.grid, config.deepspeed.zero_optimization
-    parameters = unique(p for stage in stages.values() for p in stage.parameters())
-    held = sum(prod(placement_of(p).shape) for p in parameters)
+    held = sum(prod(placement_of(p).shape) for p in parameters_of(stages))
     offload = zero.offload_optimizer.device
     return (
         f" tensor {grid.tp_size} x pipeline {grid.pp_size} x data {grid.dp_size} | "

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge
 
 from megatron_lite.checkpoint.fragment import Fragment
 from megatron_lite.engine.adam_state import first_state, forget_powers, set_step, steps_done
@@ -26,10 +25,11 @@ from megatron_lite.engine.deepspeed_setup import (
 )
 from megatron_lite.engine.gradients import GradientAccumulator, first_nonfinite
 from megatron_lite.engine.interface import StepOutcome, Working
-from megatron_lite.engine.param_groups import param_groups, unique
+from megatron_lite.engine.param_groups import param_groups, parameters_of
 from megatron_lite.layers.context import placement_of
 from megatron_lite.layers.deferred import Deferred, WeightGradients
 from megatron_lite.mpu.groups import DeepSpeedMpu, ProcessGroups
+from megatron_lite.pipeline.executor import Root
 
 
 class Holder(nn.Module):
@@ -82,7 +82,7 @@ class ZeroEngine:
     ) -> None:
         self._weight_gradients = weight_gradients or WeightGradients()
         self._stages = dict(stages)
-        self._parameters = unique(p for m in self._stages.values() for p in m.parameters())
+        self._parameters = parameters_of(self._stages)
         self._gradients = GradientAccumulator(
             self._parameters,
             fp32=accumulate_in_fp32,
@@ -120,13 +120,11 @@ class ZeroEngine:
         output: Tensor = self._stages[stage](batch, hidden)
         return output
 
-    def backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
+    def backward(self, output: Root, gradient: Tensor) -> None:
         torch.autograd.backward(output, gradient)
 
-    def backward_input(self, output: Tensor | GradientEdge, gradient: Tensor) -> Sequence[Deferred]:
-        with self._weight_gradients.deferred() as waiting:
-            torch.autograd.backward(output, gradient)
-        return waiting
+    def backward_input(self, output: Root, gradient: Tensor) -> Sequence[Deferred]:
+        return self._weight_gradients.put_off(output, gradient)
 
     def backward_weight(self, waiting: Sequence[Deferred]) -> None:
         for deferred in waiting:

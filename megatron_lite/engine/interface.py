@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
 from megatron_lite.checkpoint.fragment import Fragment
+from megatron_lite.pipeline.executor import Compute
 
 SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What DeepSpeed's dynamic loss scaler continues from, by its names."""
@@ -37,8 +37,8 @@ class Working(NamedTuple):
     """Which data-parallel part of the parameter it is; None: all of it."""
 
 
-class Engine(Protocol):
-    """Forward, backward and optimizer step of one rank."""
+class Engine(Compute, Protocol):
+    """Forward, backward and optimizer step of one rank; gradients add up until `step`."""
 
     on_gradients: Callable[[Iterator[Fragment]], None] | None
     """Called within `step`, before the update, with the averaged gradients that this rank owns, as
@@ -53,19 +53,6 @@ class Engine(Protocol):
 
     def nonfinite_parameter(self) -> str | None:
         """Logical name of this rank's first non-finite gradient of a step that was diagnosed."""
-
-    def forward(self, stage: int, batch: Any, hidden: Tensor | None) -> Tensor:
-        """Run a stage of this rank, see GPTStage."""
-
-    def backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
-        """Backpropagate from the output of a forward; gradients add up until `step`."""
-
-    def backward_input(self, output: Tensor | GradientEdge, gradient: Tensor) -> Any:
-        """Backpropagate, but put the gradients of linear layers' weights off; returns what
-        `backward_weight` needs for them."""
-
-    def backward_weight(self, waiting: Any) -> None:
-        """Compute and add up the gradients that a `backward_input` put off."""
 
     def step(self, lr: float) -> StepOutcome:
         """Average over data-parallel ranks, clip, update, on all ranks or on none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,11 @@ from torch import nn
 def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Each parameter once, in order of first appearance."""
     return list(dict.fromkeys(parameters))
+
+
+def parameters_of(stages: Mapping[int, nn.Module]) -> list[nn.Parameter]:
+    """Those of a rank's stages, each once: a tied head shares the table of an embedding."""
+    return unique(p for stage in stages.values() for p in stage.parameters())
 
 
 def split_by_decay(parameters: Sequence[nn.Parameter]) -> tuple[list[int], list[int]]:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from megatron_lite.checkpoint.fragment import Fragment
@@ -28,6 +27,7 @@ from megatron_lite.engine.param_groups import param_groups, unique
 from megatron_lite.layers.context import has_partial_grad, placement_of
 from megatron_lite.mpu.groups import DeepSpeedMpu, Group, ProcessGroups
 from megatron_lite.mpu.mappings import all_reduce
+from megatron_lite.pipeline.executor import Root
 
 
 class Zero3Engine:
@@ -93,7 +93,7 @@ class Zero3Engine:
         output: Tensor = self._engine(batch, hidden)
         return output
 
-    def backward(self, output: Tensor | GradientEdge, gradient: Tensor) -> None:
+    def backward(self, output: Root, gradient: Tensor) -> None:
         assert isinstance(output, Tensor), "the only stage's output is its loss"
         optimizer = self._engine.optimizer
         optimizer.clear_backward_seen_flag()
@@ -101,7 +101,7 @@ class Zero3Engine:
         weighted = output * (gradient / optimizer.loss_scale)
         self._engine.backward(weighted, scale_wrt_gas=False)
 
-    def backward_input(self, output: Tensor | GradientEdge, gradient: Tensor) -> Any:
+    def backward_input(self, output: Root, gradient: Tensor) -> Any:
         raise NotImplementedError("ZeRO-3 has one stage, and nothing to split a backward for")
 
     def backward_weight(self, waiting: Any) -> None:

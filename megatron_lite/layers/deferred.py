@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class WeightGradients:
             yield waiting
         finally:
             self._waiting = None
+
+    def put_off(self, output: Tensor | GradientEdge, gradient: Tensor) -> list[Deferred]:
+        """The first half of a split backward; returns what the second half computes."""
+        with self.deferred() as waiting:
+            torch.autograd.backward(output, gradient)
+        return waiting
 
     def leave(self, weight: nn.Parameter, product: Callable[[], Tensor]) -> None:
         """Put a gradient off; only while `are_deferred`."""

@@ -121,9 +121,7 @@ class Sleeping:
         torch.autograd.backward(output, gradient)
 
     def backward_input(self, output: Root, gradient: Tensor) -> list[Deferred]:
-        with self.later.deferred() as waiting:
-            torch.autograd.backward(output, gradient)
-        return waiting
+        return self.later.put_off(output, gradient)
 
     def backward_weight(self, waiting: list[Deferred]) -> None:
         for deferred in waiting:
