@@ -5,7 +5,6 @@ Of the environment only the variables listed here are told, since others may hol
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import torch
+
+from megatron_lite.code_hash import code_hash
 
 PACKAGES = (
     "megatron_lite",
@@ -74,10 +75,7 @@ def installed(name: str) -> str | None:
 def code_facts() -> dict[str, str]:
     """The git commit of this code, where git knows it, and a hash of its files."""
     package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
-    facts = {"code hash": digest.hexdigest()[:16]}
+    facts = {"code hash": code_hash(package)}
     # A copy of the code in a run folder may lie in a repository that does not hold it.
     tracked = _git(package, "ls-files", "--", "monitoring/environment.py")
     if tracked and (commit := _git(package, "rev-parse", "HEAD")):

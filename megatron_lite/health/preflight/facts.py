@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from megatron_lite.code_hash import DIGITS, code_hash
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.health.preflight.folders import (
@@ -36,8 +37,6 @@ COMPUTATION = (
     "CUBLAS_WORKSPACE_CONFIG",
     "NVIDIA_TF32_OVERRIDE",
 )
-DIGITS = 12
-"""Of a hash that are kept: enough to tell two apart, short enough to be read out."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +96,6 @@ def collect(
 def node_name(env: Mapping[str, str]) -> str:
     """This machine's name, as Slurm calls it where there is one."""
     return env.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def code_hash(folder: Path) -> str:
-    """A hash over the names and contents of all Python files of a package."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()[:DIGITS]
 
 
 def config_hashes(config: RunConfig) -> dict[str, str]:

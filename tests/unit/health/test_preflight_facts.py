@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from megatron_lite.code_hash import code_hash
 from megatron_lite.config.schema import RunConfig
 from megatron_lite.health.preflight import folders
 from megatron_lite.health.preflight.facts import (
-    code_hash,
     collect,
     config_hashes,
     node_name,
