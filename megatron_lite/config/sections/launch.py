@@ -31,7 +31,7 @@ class LaunchConfig(Section):
 
     requeue: Flag = False
     """Queue a Slurm job again when its time is over, a node or process was killed or the run hung,
-    until training is done or two restarts in a row brought no new checkpoint."""
+    until training is done or two starts in a row brought no new checkpoint."""
 
     time: Text | None = None
     """Time limit of a Slurm job, as sbatch reads it (such as 1-12:00:00). null: the partition's."""
