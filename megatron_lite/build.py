@@ -151,6 +151,7 @@ def build_trainer(
         timer=timer,
         device=place.device,
         stop=place.stop,
+        time_limit=place.time_limit,
         heartbeat=place.heartbeat,
         measures=Measures(config.logging, engine, place.device),
         profiler=Profiler(config.logging, place.run_dir / "profile", rank=place.groups.grid.rank),

@@ -21,6 +21,7 @@ from megatron_lite.engine.interface import Engine
 from megatron_lite.engine.zero3_engine import Zero3Engine
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
+from megatron_lite.health.time_limit import TimeLimit
 from megatron_lite.layers.context import LayerContext
 from megatron_lite.layers.deferred import WeightGradients
 from megatron_lite.models.gpt import GPTStage
@@ -45,6 +46,7 @@ class Place:
     device: torch.device
     run_dir: Path
     stop: StopRequest = field(default_factory=StopRequest)
+    time_limit: TimeLimit = field(default_factory=TimeLimit)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 

@@ -182,7 +182,7 @@ class Ending:
         lost = [] if self.peers is None else self.peers.gone()
         if self.stop.just_asked and not lost:
             return
-        if self.stop.heeded and self.stop.reason is None and not lost:
+        if self.stop.heeded and not self.stop.is_pressing and not lost:
             self.stop.ask(why)
             Thread(target=self._wait_for_the_answer, args=[why, code], daemon=True).start()
         else:

@@ -244,6 +244,10 @@ class Reporter:
         if self._boards is not None:
             self._boards.write(of_evaluation(row))
 
+    def holds(self, part: Literal["valid", "test"], progress: Progress) -> bool:
+        """Whether an earlier start has reported that evaluation; rank 0 knows."""
+        return self._metrics is not None and self._metrics.holds(part, progress.iteration)
+
     def saved(self, saved: Saved, progress: Progress, *, seconds: float, waited: float) -> None:
         """One checkpoint written; training waited for it `waited` seconds."""
         for line in saved.differing:

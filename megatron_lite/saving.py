@@ -47,6 +47,8 @@ class Saver:
         self._saved_at: int | None = None
         self.newest: int | None = None
         """Iteration of the newest checkpoint that this start of the run has committed."""
+        self.longest: float | None = None
+        """Seconds that the slowest of its saves took; None: there was none."""
         self._on_its_way: _OnItsWay | None = None
 
     def nothing_new(self, step: int) -> None:
@@ -98,9 +100,11 @@ class Saver:
             saved = current.save.finish()
         self.newest = current.progress.iteration
         now = self._timer.clock()
+        seconds = now - current.started
+        self.longest = max(seconds, self.longest or 0.0)
         self._report.saved(
             saved,
             current.progress,
-            seconds=now - current.started,
+            seconds=seconds,
             waited=current.waited + now - started,
         )

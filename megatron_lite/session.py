@@ -31,6 +31,7 @@ from megatron_lite.health.peers import Peers
 from megatron_lite.health.preflight.checks import Preflight
 from megatron_lite.health.preflight.verdict import PreflightFailed
 from megatron_lite.health.stopping import StopRequest
+from megatron_lite.health.time_limit import TimeLimit
 from megatron_lite.health.watch import when_orphaned, when_signalled
 from megatron_lite.health.watchdog import GRACE
 from megatron_lite.life import Life, counted_groups, turn, who_hangs
@@ -127,7 +128,8 @@ def _prepare(
     groups = join(loaded, grid, store, device)
     life.heartbeat.count(counted_groups(groups))
     preflight.groups(groups.communicators, give_up=ending.stopped)
-    return Place(groups, device, run_dir, ending.stop, life.heartbeat), life
+    time_limit = TimeLimit.of(os.environ)
+    return Place(groups, device, run_dir, ending.stop, time_limit, life.heartbeat), life
 
 
 def _train(loaded: LoadedConfig, place: Place, ending: Ending, life: Life) -> int:

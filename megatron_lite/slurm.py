@@ -3,7 +3,7 @@ after it, whether the job is to be queued again. No torch; launch/train.sbatch c
 
 `python -m megatron_lite.slurm begin CONFIG …` and `… end CODE CONFIG …`, with CODE that of srun (or
 `time-limit`, where that ended it) and then the arguments of megatron_lite.train. Exit codes are
-those of megatron_lite.train, and AGAIN: the script then queues its job again.
+those of megatron_lite.train, AGAIN (the script then queues its job again) and ONCE.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ FRUITLESS = 2
 """Restarts in a row without a new checkpoint after which a job is not started again."""
 AGAIN = 75
 """Exit code by which the job is to be queued again."""
+ONCE = 76
+"""Exit code by which the job may run, but Slurm is not to queue it again when a node fails."""
 TIME_LIMIT = "time-limit"
 _SIGKILL = "137"
 _KILLED = "ended without a word"
@@ -50,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
-    """Take note of this start; FAILED where the job goes round in circles."""
+    """Take note of this start; ONCE where launch.requeue is off, FAILED where the job goes round in
+    circles."""
     restart = int(env.get("SLURM_RESTART_COUNT", 0))
     now = {
         "job": env.get("SLURM_JOB_ID", ""),
@@ -60,10 +64,7 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
     }
     run_dir.mkdir(parents=True, exist_ok=True)
     Outcome(run_dir, rank=0).forget()
-    log = run_dir / RESTARTS
-    before = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    with log.open("a") as file:
-        file.write(json.dumps(now) + "\n")
+    before = _noted(run_dir / RESTARTS, now)
     print(
         f" start {restart + 1} of job {now['job']} | saved so far: step {now['step']} |", flush=True
     )
@@ -77,7 +78,20 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
         Outcome(run_dir, rank=0).write("failed", error=error)
         print(error, file=sys.stderr)
         return FAILED
-    return DONE
+    return DONE if loaded.config.launch.requeue else ONCE
+
+
+def _noted(log: Path, now: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Add a line to the starts of the run; returns those before it."""
+    text = log.read_text() if log.exists() else ""
+    *whole, torn = text.split("\n")  # a node that failed may have left half a line
+    with log.open("a") as file:
+        file.write(("\n" if torn else "") + json.dumps(now) + "\n")
+    before = []
+    for line in whole:
+        with suppress(json.JSONDecodeError):
+            before.append(json.loads(line))
+    return before
 
 
 def end(ended: str, loaded: LoadedConfig, run_dir: Path) -> int:

@@ -26,6 +26,7 @@ from megatron_lite.forensics import Taken
 from megatron_lite.guard import Fault, Guard, TrainingStopped
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
+from megatron_lite.health.time_limit import TimeLimit
 from megatron_lite.monitoring.profiler import Profiler, phase
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
@@ -70,6 +71,7 @@ class Trainer:
     timer: StepTimer
     device: torch.device
     stop: StopRequest
+    time_limit: TimeLimit
     heartbeat: Heartbeat
     measures: Measures
     profiler: Profiler
@@ -78,6 +80,8 @@ class Trainer:
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
     _began_at: int = 0
+    _step_seconds: float = 0.0
+    """Of the last step."""
     _logged_samples: int = 0
 
     def fit(self) -> Literal["done", "requeue"]:
@@ -105,8 +109,9 @@ class Trainer:
         if self.progress.evaluation_due and "valid" in self.evaluations:
             self.evaluate("valid")  # so that a curve has no gap where the run had left
         while self.progress.iteration < total and not self._must_leave():
-            before = self.progress.iteration
+            before, begun = self.progress.iteration, time.monotonic()
             self.iteration(total)
+            self._step_seconds = time.monotonic() - begun
             if self.progress.iteration <= before:
                 continue  # it went back, to where all the following was done
             if self._due(self.config.training.check_replicas_interval):
@@ -118,7 +123,9 @@ class Trainer:
                 self.save()
         self.stop.answered.set()  # nobody polls any more, and the end is near
         if self.progress.iteration == total and "test" in self.evaluations:
-            self.evaluate("test")
+            known = self._began_at == total and self.report.holds("test", self.progress)
+            if not any_rank(known, self.device):  # an ended run may be started again
+                self.evaluate("test")
         self.save()
         self.saver.finish()
         why = self.left_because or "all iterations done"
@@ -353,11 +360,19 @@ class Trainer:
         after the first time the answer stays."""
         if self.left_because is not None:
             return True
-        own, limit = self.stop.poll(), self.config.training.exit_duration_in_mins
-        in_time = limit is None or time.monotonic() - self._started <= 60 * limit
-        if own is None and not in_time and self.progress.iteration > self._began_at:
-            own = "exit_duration_in_mins is over"
+        own = self.stop.poll()
+        if own is None and self.progress.iteration > self._began_at:
+            own = self._out_of_time()
         if any_rank(own is not None, self.device):
             self.left_because = own or "another rank was asked to"
             self.stop.answered.set()
         return self.left_because is not None
+
+    def _out_of_time(self) -> str | None:
+        """Why this rank has no time for one more step, if so."""
+        limit, save = self.config.training.exit_duration_in_mins, self.saver.longest
+        if limit is not None and time.monotonic() - self._started > 60 * limit:
+            return "exit_duration_in_mins is over"
+        if save is not None and self.time_limit.is_near(step=self._step_seconds, save=save):
+            return "the job's time is nearly over"
+        return None

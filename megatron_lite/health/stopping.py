@@ -30,8 +30,14 @@ class StopRequest:
 
     def ask(self, reason: str) -> None:
         """Leave at the next occasion."""
-        if self.reason is None:
+        if not self.is_pressing and reason != self.reason:
             self.reason, self._asked = reason, time.monotonic()
+
+    @property
+    def is_pressing(self) -> bool:
+        """Whether one more request is one too many. SIGUSR1 is a batch system's notice: what comes
+        at the time limit itself still leaves the time in which a save may end."""
+        return self.reason not in (None, signal.SIGUSR1.name)
 
     def poll(self) -> str | None:
         """What was asked; called between two steps, on every rank."""

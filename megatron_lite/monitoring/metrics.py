@@ -163,7 +163,13 @@ class MetricsWriter:
     def __init__(self, path: Path, *, last_iteration: int) -> None:
         self.other = path.with_suffix(f".superseded{path.suffix}")
         self.superseded = set_aside_rows(path, self.other, last_iteration=last_iteration)
-        self._file = path.open("a", encoding="utf-8")
+        self._path, self._file = path, path.open("a", encoding="utf-8")
+
+    def holds(self, event: str, iteration: int) -> bool:
+        """Whether a row tells of `event` at `iteration`."""
+        with self._path.open(encoding="utf-8") as file:
+            rows = (json.loads(line) for line in file)
+            return any((row["event"], row["iteration"]) == (event, iteration) for row in rows)
 
     def write(self, row: Row) -> None:
         """Appends `row` as one line."""

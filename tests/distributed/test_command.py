@@ -95,6 +95,30 @@ def test_a_run_leaves_what_starts_it_again(config: Path, tmp_path: Path) -> None
     ) | {"checkpoint": {}}
 
 
+def test_a_run_keeps_clear_of_its_jobs_end(config: Path, tmp_path: Path) -> None:
+    """As soon as it knows how long a save takes; the job here has no time left at all."""
+    save = "checkpoint.save_interval=3"
+    over = {"SLURM_JOB_END_TIME": str(int(time.time()))}
+    ended = alone(config, tmp_path, save, **over)
+    assert ended.code == 3, ended.err
+    assert status(tmp_path) == {
+        "state": "requeue",
+        "iteration": 3,
+        "reason": "the job's time is nearly over",
+    }
+
+
+def test_an_ended_run_that_is_started_again_repeats_nothing(config: Path, tmp_path: Path) -> None:
+    resume = ['checkpoint.load="checkpoints"', "checkpoint.exit_on_missing_checkpoint=false"]
+    tested = [*resume, "training.eval_interval=4", "training.eval_iters=1", "data.split=80,10,10"]
+    assert alone(config, tmp_path, *tested).code == 0
+    before = rows(tmp_path, "test")
+    assert len(before) == 1
+    again = alone(config, tmp_path, *tested)
+    assert again.code == 0 and "all iterations done" in again.out
+    assert rows(tmp_path, "test") == before
+
+
 def test_several_processes_say_everything_once(config: Path, tmp_path: Path) -> None:
     """Started with ranks but without torchrun, as srun does: done, stopped, refused."""
     argv = arguments(config, tmp_path / "done", *layout(2, 1))

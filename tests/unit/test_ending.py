@@ -54,6 +54,20 @@ def test_the_same_request_by_way_of_the_launcher_is_no_second_one(
     assert state(own) == "failed"
 
 
+def test_the_end_of_the_time_leaves_a_save_that_was_asked_for_before(
+    own: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sends USR1 before the limit, TERM at it and KILL half a minute later."""
+    monkeypatch.setattr(stopping, "SAME_REQUEST", 0.0)
+    own.stop.ask("SIGUSR1")
+    own.stop.answered.set()
+    own.signalled(signal.SIGTERM)
+    own.stop.ask("SIGUSR1")
+    assert own.stop.reason == "SIGTERM" and state(own) == "running"
+    with pytest.raises(Left, match="143"):
+        own.signalled(signal.SIGTERM)
+
+
 def test_a_lost_launcher_asks_for_a_checkpoint(own: Ending) -> None:
     own.launcher_gone()
     assert own.stop.reason == "the launcher is gone" and state(own) == "running"

@@ -43,6 +43,22 @@ def test_two_restarts_without_progress_are_enough(
     assert slurm.main(["begin", *words]) == 0, "another job begins to count anew"
 
 
+def test_half_a_line_of_an_earlier_start_stops_nothing(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert starts(words, monkeypatch, 0) == 0
+    log = tmp_path / "run/restarts.jsonl"
+    log.write_text(log.read_text() + '{"job": "12", "re')
+    assert [starts(words, monkeypatch, n) for n in (1, 2)] == [0, 1]
+    assert [line[:11] for line in log.read_text().splitlines()] == ['{"job": "12'] * 4
+
+
+def test_a_job_that_is_not_to_be_queued_again_says_so(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert starts([*words, "--set", "launch.requeue=false"], monkeypatch, 0) == slurm.ONCE
+
+
 @pytest.mark.parametrize(
     ("status", "code", "left", "alone"),
     [
