@@ -8,6 +8,7 @@ schedule by our executor and by torch.distributed.pipelining in turn, step by st
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import tempfile
 from collections.abc import Callable
@@ -33,10 +34,11 @@ from pipeline_work import (
     torchs,
 )
 
+from megatron_lite.monitoring.stragglers import WorkClock
 from megatron_lite.mpu.groups import ProcessGroups
-from megatron_lite.pipeline.actions import Schedule
+from megatron_lite.pipeline.actions import Kind, Schedule
 from megatron_lite.pipeline.plan import SchedulePlan
-from megatron_lite.pipeline.simulate import simulate
+from megatron_lite.pipeline.simulate import Timeline, simulate
 
 RANKS = 4
 SCHEDULES = (
@@ -65,6 +67,8 @@ class Measured:
     torchs: float | None
     simulated_bubble: float
     measured_bubble: float
+    """Share of a step in which a rank waits, as the trainer reports it; what the executor and the
+    stages' own code take is work here, and shows in `ours` / `ideal`."""
     peak_activations: list[int]
     """Measured, of each rank."""
 
@@ -134,6 +138,7 @@ def _rank(
     answers: SimpleQueue[list[Measured]],
 ) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # a collection that looks through all that torch imported takes 30 ms
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, RANKS),
@@ -165,25 +170,30 @@ def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> M
         theirs = torchs(name, count, times, placement)
     if table is None:
         table = table_of(theirs, name, placement, count)
-    executor, our_step = ours(table, times, groups)
+    clock = WorkClock()
+    executor, our_step = ours(table, times, groups, clock)
     steps = [our_step]
     if theirs is not None:
         rank = groups.pipeline.rank
         steps.append(
             torch_step(theirs, count, first=placement[0] == rank, last=placement[-1] == rank)
         )
+    alternate(steps, WARM_UP)
+    clock.lap()
     seconds = alternate(steps, repetitions)
-    ideal, busy = simulated(table, times)
+    worked = torch.tensor(clock.lap().seconds, dtype=torch.float64)
+    dist.all_reduce(worked)
+    timeline = simulated(table, times)
     peaks: list[Any] = [None] * RANKS
     dist.all_gather_object(peaks, executor.peak_activations)
     return Measured(
         schedule=name,
         micro_batches=count,
-        ideal=ideal,
+        ideal=timeline.makespan,
         ours=1000 * median(seconds[0]),
         torchs=1000 * median(seconds[1]) if theirs is not None else None,
-        simulated_bubble=1 - busy / (RANKS * ideal),
-        measured_bubble=1 - busy / (RANKS * 1000 * median(seconds[0])),
+        simulated_bubble=timeline.bubble_fraction,
+        measured_bubble=1 - float(worked) / (RANKS * sum(seconds[0])),
         peak_activations=peaks,
     )
 
@@ -191,28 +201,23 @@ def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> M
 def alternate(steps: list[Callable[[], None]], repetitions: int) -> list[list[float]]:
     """Seconds of each step on the slowest rank; they take turns."""
     seconds: list[list[float]] = [[] for _ in steps]
-    for repetition in range(WARM_UP + repetitions):
+    for _ in range(repetitions):
         for number, step in enumerate(steps):
             dist.barrier()
             started = perf_counter()
             step()
             taken = torch.tensor(perf_counter() - started, dtype=torch.float64)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-            if repetition >= WARM_UP:
-                seconds[number].append(float(taken))
+            seconds[number].append(float(taken))
     return seconds
 
 
-def simulated(table: Schedule, times: Milliseconds) -> tuple[float, float]:
-    """Makespan, and milliseconds of work of all ranks."""
-    whole = times.backward
-    split = {"B": whole - times.weight, "W": times.weight}
-    durations: dict[Any, float] = {"F": times.forward, "B": whole}
+def simulated(table: Schedule, times: Milliseconds) -> Timeline:
+    """What the simulator says of the same times."""
+    durations: dict[Kind, float] = {"F": times.forward, "B": times.backward}
     if table.split_backward:
-        durations |= split
-    timeline = simulate(table, durations=durations)
-    busy = sum(durations[action.kind] for row in table.actions for action in row)
-    return timeline.makespan, busy
+        durations |= {"B": times.backward - times.weight, "W": times.weight}
+    return simulate(table, durations=durations)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Stages that sleep instead of computing, run by our executor and by torch.distributed.pipelining.
 
 One rank of pipeline.py. Sleeping takes no core, so two cores are enough for four ranks, and what is
-measured beyond the sleeps is the executor's own work.
+measured beyond the given times is the executor's own work.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from megatron_lite.layers.deferred import Deferred, WeightGradients
+from megatron_lite.monitoring.stragglers import WorkClock
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Action, Schedule
 from megatron_lite.pipeline.executor import PipelineExecutor, Program, Root
+from megatron_lite.pipeline.messages import Message
 from megatron_lite.pipeline.p2p import connect
 from megatron_lite.pipeline.plan import SchedulePlan
 
@@ -56,36 +59,71 @@ class Milliseconds:
         )
 
 
-class _Input(Function):
-    """Takes as long as a forward, and backwards as long as the input's gradient."""
+class Clock:
+    """Of one micro-batch on one stage: its forward and backward take their time from here,
+    whatever part of it goes into code."""
+
+    def __init__(self, times: Milliseconds) -> None:
+        self.times = times
+        self.start()
+
+    def start(self) -> None:
+        """A forward, a backward or a half of one begins."""
+        self.due, self.runs = perf_counter(), True
+
+    def spend(self, milliseconds: float, *, last: bool) -> None:
+        """Wait until so much more than before has passed since the start."""
+        if not self.runs:
+            self.start()
+        self.due, self.runs = self.due + milliseconds / 1000, not last
+        time.sleep(max(0.0, self.due - perf_counter()))
+
+
+class _Output(Function):
+    """The end of a forward, and the start of a backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, times: Milliseconds) -> Tensor:
-        ctx.times = times
-        time.sleep(times.forward / 1000)
+    def forward(ctx: Any, y: Tensor, clock: Clock) -> Tensor:
+        ctx.clock = clock
+        y = y.clone()
+        clock.spend(clock.times.forward, last=True)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.clock.start()
+        return grad, None
+
+
+class _Input(Function):
+    """The end of a backward: of all of it, or of its first half."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clock: Clock) -> Tensor:
+        ctx.clock = clock
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        time.sleep((ctx.times.backward - ctx.times.weight) / 1000)
-        return grad.clone(), None
+        grad, times = grad.clone(), ctx.clock.times
+        ctx.clock.spend(times.backward - times.weight, last=True)
+        return grad, None
 
 
 class _Weight(Function):
     """Takes as long as the weight's gradient, now or when a split backward gets to it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, times: Milliseconds, later: WeightGradients | None
-    ) -> Tensor:
-        ctx.times, ctx.later, ctx.parameter = times, later, weight
+    def forward(ctx: Any, weight: Tensor, clock: Clock, later: WeightGradients | None) -> Tensor:
+        ctx.clock, ctx.later, ctx.parameter = clock, later, weight
         return weight.sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         def compute() -> Tensor:
-            time.sleep(ctx.times.weight / 1000)
-            return grad.expand_as(ctx.parameter).clone()
+            result = grad.expand_as(ctx.parameter).clone()
+            ctx.clock.spend(ctx.clock.times.weight, last=False)
+            return result
 
         if ctx.later is None or not ctx.later.are_deferred:
             return compute(), None, None
@@ -102,8 +140,9 @@ class SleepingStage(nn.Module):
         self.weight = nn.Parameter(torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = _Input.apply(x, self.times)
-        return y + _Weight.apply(self.weight, self.times, self.later)
+        clock = Clock(self.times)
+        y = _Input.apply(x, clock)
+        return _Output.apply(y + _Weight.apply(self.weight, clock, self.later), clock)
 
 
 class Sleeping:
@@ -129,16 +168,25 @@ class Sleeping:
 
 
 def ours(
-    table: Schedule, times: Milliseconds, groups: ProcessGroups
+    table: Schedule, times: Milliseconds, groups: ProcessGroups, clock: WorkClock
 ) -> tuple[PipelineExecutor, Callable[[], None]]:
-    """Our executor, and a step by it."""
+    """Our executor, and a step by it; `clock` counts what the rank works and waits."""
     later = WeightGradients()
     rank = groups.pipeline.rank
     held = {stage for _, stage in table.held_by(rank)}
     stages = {stage: SleepingStage(times, later) for stage in held}
     compute = Sleeping(stages, table.num_stages - 1, later)
     device = torch.device("cpu")
-    executor = PipelineExecutor(groups, compute, dtype=torch.float32, device=device)
+
+    def note(action: Action | None, message: Message | None) -> None:
+        if action is None:
+            clock.pause()
+        elif message is not None:
+            clock.wait()
+        else:
+            clock.begin((action.kind, action.stage))
+
+    executor = PipelineExecutor(groups, compute, dtype=torch.float32, device=device, note=note)
     connect(groups, device, SchedulePlan(table.name, table).neighbours)
     program = Program(table, rank)
     batches = list(torch.zeros(table.num_microbatches, *SHAPE))
