@@ -34,7 +34,6 @@ from pipeline_work import (
     torchs,
 )
 
-from megatron_lite.monitoring.stragglers import WorkClock
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Kind, Schedule
 from megatron_lite.pipeline.plan import SchedulePlan
@@ -67,8 +66,7 @@ class Measured:
     torchs: float | None
     simulated_bubble: float
     measured_bubble: float
-    """Share of a step in which a rank waits, as the trainer reports it; what the executor and the
-    stages' own code take is work here, and shows in `ours` / `ideal`."""
+    """Share of a step in which a rank's stages compute nothing: it waits, or the executor works."""
     peak_activations: list[int]
     """Measured, of each rank."""
 
@@ -170,8 +168,7 @@ def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> M
         theirs = torchs(name, count, times, placement)
     if table is None:
         table = table_of(theirs, name, placement, count)
-    clock = WorkClock()
-    executor, our_step = ours(table, times, groups, clock)
+    executor, compute, our_step = ours(table, times, groups)
     steps = [our_step]
     if theirs is not None:
         rank = groups.pipeline.rank
@@ -179,10 +176,10 @@ def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> M
             torch_step(theirs, count, first=placement[0] == rank, last=placement[-1] == rank)
         )
     alternate(steps, WARM_UP)
-    clock.lap()
+    compute.seconds = 0.0
     seconds = alternate(steps, repetitions)
-    worked = torch.tensor(clock.lap().seconds, dtype=torch.float64)
-    dist.all_reduce(worked)
+    busy = torch.tensor(compute.seconds, dtype=torch.float64)
+    dist.all_reduce(busy)
     timeline = simulated(table, times)
     peaks: list[Any] = [None] * RANKS
     dist.all_gather_object(peaks, executor.peak_activations)
@@ -193,7 +190,7 @@ def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> M
         ours=1000 * median(seconds[0]),
         torchs=1000 * median(seconds[1]) if theirs is not None else None,
         simulated_bubble=timeline.bubble_fraction,
-        measured_bubble=1 - float(worked) / (RANKS * sum(seconds[0])),
+        measured_bubble=1 - float(busy) / (RANKS * sum(seconds[0])),
         peak_activations=peaks,
     )
 

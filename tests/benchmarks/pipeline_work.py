@@ -7,7 +7,8 @@ measured beyond the given times is the executor's own work.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -20,12 +21,10 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from megatron_lite.layers.deferred import Deferred, WeightGradients
-from megatron_lite.monitoring.stragglers import WorkClock
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Action, Schedule
 from megatron_lite.pipeline.executor import PipelineExecutor, Program, Root
-from megatron_lite.pipeline.messages import Message
 from megatron_lite.pipeline.p2p import connect
 from megatron_lite.pipeline.plan import SchedulePlan
 
@@ -150,43 +149,46 @@ class Sleeping:
 
     def __init__(self, stages: dict[int, SleepingStage], last: int, later: WeightGradients) -> None:
         self.stages, self.last, self.later = stages, last, later
+        self.seconds = 0.0
+        """What the stages took so far."""
 
     def forward(self, stage: int, batch: Tensor, hidden: Tensor | None) -> Tensor:
-        x = batch.detach().requires_grad_() if hidden is None else hidden
-        y = self.stages[stage](x)
-        return y.mean() if stage == self.last else y
+        with self._timed():
+            x = batch.detach().requires_grad_() if hidden is None else hidden
+            y = self.stages[stage](x)
+            return y.mean() if stage == self.last else y
 
     def backward(self, output: Root, gradient: Tensor) -> None:
-        torch.autograd.backward(output, gradient)
+        with self._timed():
+            torch.autograd.backward(output, gradient)
 
     def backward_input(self, output: Root, gradient: Tensor) -> list[Deferred]:
-        return self.later.put_off(output, gradient)
+        with self._timed():
+            return self.later.put_off(output, gradient)
 
     def backward_weight(self, waiting: list[Deferred]) -> None:
-        for deferred in waiting:
-            deferred.compute()
+        with self._timed():
+            for deferred in waiting:
+                deferred.compute()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begun = perf_counter()
+        yield
+        self.seconds += perf_counter() - begun
 
 
 def ours(
-    table: Schedule, times: Milliseconds, groups: ProcessGroups, clock: WorkClock
-) -> tuple[PipelineExecutor, Callable[[], None]]:
-    """Our executor, and a step by it; `clock` counts what the rank works and waits."""
+    table: Schedule, times: Milliseconds, groups: ProcessGroups
+) -> tuple[PipelineExecutor, Sleeping, Callable[[], None]]:
+    """Our executor, what it runs, and a step by it."""
     later = WeightGradients()
     rank = groups.pipeline.rank
     held = {stage for _, stage in table.held_by(rank)}
     stages = {stage: SleepingStage(times, later) for stage in held}
     compute = Sleeping(stages, table.num_stages - 1, later)
     device = torch.device("cpu")
-
-    def note(action: Action | None, message: Message | None) -> None:
-        if action is None:
-            clock.pause()
-        elif message is not None:
-            clock.wait()
-        else:
-            clock.begin((action.kind, action.stage))
-
-    executor = PipelineExecutor(groups, compute, dtype=torch.float32, device=device, note=note)
+    executor = PipelineExecutor(groups, compute, dtype=torch.float32, device=device)
     connect(groups, device, SchedulePlan(table.name, table).neighbours)
     program = Program(table, rank)
     batches = list(torch.zeros(table.num_microbatches, *SHAPE))
@@ -194,7 +196,7 @@ def ours(
     def step() -> None:
         executor.run(program, batches, hidden_shape=SHAPE, loss_gradient=torch.ones(()))
 
-    return executor, step
+    return executor, compute, step
 
 
 def torchs(name: str, count: int, times: Milliseconds, placement: list[int]) -> Any:

@@ -113,12 +113,25 @@ def test_the_signal_is_heeded_in_every_phase(
 
 @pytest.mark.every
 def test_a_time_limit_is_met(slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path) -> None:
-    """Slurm's own signal, 8 s before the limit of a minute, or up to half a minute earlier, since
+    """Slurm's own signal, 12 s before the limit of a minute, or up to half a minute earlier, since
     Slurm looks at times twice a minute. A start that takes as long as that meets no limit."""
-    options = ["--time=1", "--signal=USR1@8"]
+    options = ["--time=1", "--signal=USR1@12"]
     job = submit(slurm, config, tmp_path, phase="training", seconds=2.0, options=options)
     assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
     assert "SIGUSR1 | queued again" in output(tmp_path)
+    assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
+def test_a_run_leaves_before_its_limit_where_no_signal_comes(
+    slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    """The batch script tells it when its time ends, and the first save how much it needs."""
+    options = ["--time=1", "--signal=CONT@1"]
+    often = "checkpoint.save_interval=2"
+    job = submit(slurm, config, tmp_path, often, phase="training", seconds=2.0, options=options)
+    assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
+    assert "the job's time is nearly over | queued again" in output(tmp_path)
     assert_same_losses(tmp_path, unbroken)
 
 
