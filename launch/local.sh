@@ -13,10 +13,17 @@ ranks="$("$PYTHON" -m megatron_lite.train "$@" --validate-only |
   sed -n 's/^\/\/ DeepSpeed, derived for \([0-9]*\) ranks.*/\1/p')"
 [ -n "$ranks" ] || exit 2  # refused, and told above
 
-if [ -n "${SLURM_JOB_ID:-}" ] && [ -z "${SLURM_STEP_ID:-}" ]; then
-  # The blocked signal may come before Python can take note of it.
+# A shell of `srun --pty` is a step, in which no other can begin; that of salloc has a large number.
+step="${SLURM_STEP_ID:-4294967290}"
+if [ -n "${SLURM_JOB_ID:-}" ] && [ "$step" -ge 4294967290 ]; then
+  # The blocked signal may come before Python can take note of it; see train.sbatch.
+  # shellcheck disable=SC2016  # for the shell of each task
+  blocked='env --block-signal=USR1 true 2>/dev/null && exec env --block-signal=USR1 "$@"
+exec "$1" -c "import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+os.execvp(sys.argv[1], sys.argv[1:])" "$@"'
   exec srun --ntasks="$ranks" --kill-on-bad-exit=1 \
-    env --block-signal=USR1 "$PYTHON" -m megatron_lite.train "$@"
+    sh -c "$blocked" rank "$PYTHON" -m megatron_lite.train "$@"
 fi
 
 if [ -n "${CUDA_VISIBLE_DEVICES-unset}" ] && command -v nvidia-smi >/dev/null; then

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import NoReturn
@@ -83,16 +83,16 @@ class Ending:
         finally:
             met.set()
 
-    def refused(self, error: Exception) -> NoReturn:
+    def refused(self, error: Exception, *, unmet: bool = False) -> NoReturn:
         """The input is at fault. All ranks meet most such errors: rank 0 tells, or, if it met none,
-        the first of the others."""
-        teller = 0
+        the first of the others. `unmet` marks that it is about the meeting of the ranks itself."""
+        teller, marks = 0, {"unmet": True} if unmet else {}
         if self._rank > 0 and self.peers is None:
-            self._refused_before_the_meeting(str(error))
+            self._refused_before_the_meeting(str(error), marks)
         elif self._rank > 0 and self.peers is not None:
             teller = min(self.peers.leave(patience=PATIENCE))
         if self._rank == teller:
-            self.outcome.end("refused", str(error))
+            self.outcome.end("refused", str(error), **marks)
             print(error, file=sys.stderr, flush=True)
         if self._rank == 0 and self.peers is not None:
             self.peers.leave(patience=PATIENCE)
@@ -101,18 +101,18 @@ class Ending:
             self.outcome.repeat()
         _leave(REFUSED)
 
-    def _refused_before_the_meeting(self, error: str) -> None:
+    def _refused_before_the_meeting(self, error: str, marks: Mapping[str, bool]) -> None:
         time.sleep(_RANK_0_FIRST)
         if not self._told():
-            self.outcome.end("refused", error)
+            self.outcome.end("refused", error, **marks)
             print(f"rank {self._rank}: {error}", file=sys.stderr, flush=True)
         elif self.outcome.read().get("error") != error:
             self._tell_the_cause()
 
-    def stopped(self, error: Exception) -> NoReturn:
-        """All ranks agreed that the run can't go on."""
+    def stopped(self, error: Exception, *, hung: bool = False) -> NoReturn:
+        """All ranks agreed that the run can't go on; `hung`: since some of them are not heard."""
         if self._rank == 0:
-            self.outcome.end("failed", str(error))
+            self.outcome.end("failed", str(error), **({"hung": True} if hung else {}))
             print(f"training stopped: {error}", file=sys.stderr, flush=True)
         if self.peers is not None:
             # The launcher ends all of them when the first one leaves.

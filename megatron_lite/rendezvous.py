@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 _RANGE = re.compile(r"^([^\[,]+)(?:\[(\d+)[^\]]*\])?([^,]*)")
 _DEEPSPEED_PORT = "29500"
+_NO_STEP = 0xFFFFFFFA
+"""From here on Slurm's numbers stand for shells that are no step of a job."""
 FIRST_PORT, PORTS = 10_000, 20_000
 """Ports of jobs: below those that systems give to clients by themselves."""
 
@@ -19,17 +21,23 @@ FIRST_PORT, PORTS = 10_000, 20_000
 def launch_facts(env: Mapping[str, str]) -> dict[str, int]:
     """World size, rank and local rank, from torchrun's or deepspeed's variables, else Slurm's.
 
-    Empty where the process was started alone.
+    Empty where the process was started alone, as it is in the shell of an allocation.
     """
-    names = {
-        "world_size": ("WORLD_SIZE", "SLURM_NTASKS"),
-        "rank": ("RANK", "SLURM_PROCID"),
-        "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
-    }
-    for source in (0, 1):
-        if names["world_size"][source] in env:
-            return {fact: int(env.get(known[source], 0)) for fact, known in names.items()}
-    return {}
+    if "WORLD_SIZE" in env:
+        names = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    elif _is_task(env):
+        names = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
+    else:
+        return {}
+    facts = ("world_size", "rank", "local_rank")
+    return {fact: int(env.get(name, 0)) for fact, name in zip(facts, names, strict=True)}
+
+
+def _is_task(env: Mapping[str, str]) -> bool:
+    """Whether srun started this process with others; not the shell of a batch script, of salloc or
+    of `srun --pty`."""
+    step, tasks = env.get("SLURM_STEP_ID", ""), env.get("SLURM_STEP_NUM_TASKS", "")
+    return step.isdecimal() and int(step) < _NO_STEP and tasks.isdecimal() and int(tasks) > 1
 
 
 def which_start(env: Mapping[str, str]) -> tuple[str, int]:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -49,12 +50,17 @@ class Refused(Exception):
     """The input is at fault: told in a line, without a traceback."""
 
 
+class Unmet(Refused):
+    """The ranks did not come together. Perhaps the input is at fault, perhaps a node."""
+
+
 def run(
     loaded: LoadedConfig,
     run_dir: Path,
     launched: Mapping[str, int],
     *,
     stop: StopRequest,
+    time_limit: TimeLimit,
     lineage: Sequence[int] = (),
 ) -> int:
     """Train; returns the exit code of this rank.
@@ -71,12 +77,14 @@ def run(
         when_orphaned(child, parent, ending.orphaned if own else ending.launcher_gone)
     try:
         place, life = _prepare(loaded, run_dir, ending, rank=rank, local_rank=local_rank)
-        return _train(loaded, place, ending, life)
+        return _train(loaded, replace(place, time_limit=time_limit), ending, life)
     except Refused as error:
-        ending.refused(error)
-    except (TrainingStopped, CheckpointError, PreflightFailed) as error:
+        ending.refused(error, unmet=isinstance(error, Unmet))
+    except (TrainingStopped, CheckpointError) as error:
         # All are agreed among the ranks before they are raised.
         ending.stopped(error)
+    except PreflightFailed as error:
+        ending.stopped(error, hung=error.silence)
     except BaseException as error:
         ending.failed(error)
 
@@ -127,9 +135,8 @@ def _prepare(
         describe(loaded, run_dir, holders=len(grid.gradient_groups()[0]))
     groups = join(loaded, grid, store, device)
     life.heartbeat.count(counted_groups(groups))
-    preflight.groups(groups.communicators, give_up=ending.stopped)
-    time_limit = TimeLimit.of(os.environ)
-    return Place(groups, device, run_dir, ending.stop, time_limit, life.heartbeat), life
+    preflight.groups(groups.communicators, give_up=lambda e: ending.stopped(e, hung=e.silence))
+    return Place(groups, device, run_dir, ending.stop, heartbeat=life.heartbeat), life
 
 
 def _train(loaded: LoadedConfig, place: Place, ending: Ending, life: Life) -> int:
@@ -180,7 +187,7 @@ def meet(loaded: LoadedConfig, *, rank: int, local_rank: int) -> tuple[torch.dev
     torch.backends.cudnn.allow_tf32 = loaded.config.precision.tf32
     os.environ.setdefault("LOCAL_RANK", str(local_rank))  # DeepSpeed insists on it
     cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    device = torch.device("cuda", gpu_of(local_rank)) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     else:
@@ -188,6 +195,19 @@ def meet(loaded: LoadedConfig, *, rank: int, local_rank: int) -> tuple[torch.dev
     if loaded.world_size == 1:
         return device, dist.TCPStore("127.0.0.1", 0, is_master=True)
     return device, _meet(rank, loaded.world_size, _timeout(loaded))
+
+
+def gpu_of(local_rank: int) -> int:
+    """Which of the GPUs that this process sees is its own."""
+    count = torch.cuda.device_count()
+    if count == 1:  # Slurm may show each task its own alone; the preflight finds one that is shared
+        return 0
+    if local_rank >= count:
+        raise Refused(
+            f"the rank number {local_rank} of its node sees {count} GPUs: start as many ranks a "
+            "node as it has GPUs, with all of them (or exactly one) visible to each"
+        )
+    return local_rank
 
 
 def join(loaded: LoadedConfig, grid: Grid, store: Any, device: torch.device) -> ProcessGroups:
@@ -218,7 +238,7 @@ def _meet(rank: int, world_size: int, timeout: timedelta) -> Any:
     try:
         store, *_ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
     except dist.DistError as error:
-        raise Refused(
+        raise Unmet(
             f"rank {rank} of {world_size} can't meet the others at {place[0]}:{place[1]}: {error}"
         ) from error
     return store

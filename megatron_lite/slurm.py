@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ _KILLED = "ended without a word"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the two commands; returns the exit code for the batch script."""
+    # Slurm's notice of the time limit goes to all that run in the job.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     command, *rest = sys.argv[1:] if argv is None else argv
     code = rest.pop(0) if command == "end" else ""
     args = parse(rest)
@@ -101,7 +104,7 @@ def end(ended: str, loaded: LoadedConfig, run_dir: Path) -> int:
     state, code = status.get("state"), FAILED if ended == TIME_LIMIT else int(ended)
     if state == "done" and ended in ("0", TIME_LIMIT):
         return DONE
-    if state == "refused":
+    if state == "refused" and not status.get("unmet"):
         return REFUSED
     why = _why_again(ended, status)
     if why is None:
@@ -125,6 +128,8 @@ def _why_again(code: str, status: Mapping[str, Any]) -> str | None:
         return f"killed (srun gave {code})"
     if status.get("hung"):  # a node or the network, mostly; the rule for restarts in vain holds
         return f"hung: {status.get('error')}"
+    if status.get("unmet"):
+        return f"the ranks did not meet: {status.get('error')}"
     if status.get("lost_peer"):
         return f"a rank is gone: {status.get('error')}"
     return None

@@ -22,6 +22,7 @@ from megatron_lite.config.load import LoadedConfig, load_config
 from megatron_lite.config.resuming import COMPARED, SavedRun, resume_config
 from megatron_lite.config.schema import CheckpointConfig
 from megatron_lite.health.stopping import StopRequest
+from megatron_lite.health.time_limit import TimeLimit
 from megatron_lite.health.watch import parent_of
 from megatron_lite.outcome import Outcome
 from megatron_lite.rendezvous import launch_facts
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run; returns the exit code."""
     args = parse(argv)
     launched = launch_facts(os.environ)
-    stop = StopRequest()
+    stop, time_limit = StopRequest(), TimeLimit.of(os.environ)
     stop.listen(signal.SIGUSR1)
     # Read now: by the time torch is imported a launcher may be gone.
     ancestors = lineage(os.environ)
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from megatron_lite.session import run
 
-    return run(loaded, args.run_dir, launched, stop=stop, lineage=ancestors)
+    return run(loaded, args.run_dir, launched, stop=stop, time_limit=time_limit, lineage=ancestors)
 
 
 def configure(args: argparse.Namespace, launched: Mapping[str, int]) -> LoadedConfig:

@@ -78,7 +78,6 @@ class Trainer:
     left_because: str | None = None
     """Why training ended before its end."""
     _programs: dict[tuple[str, int], Program] = field(default_factory=dict)
-    _started: float = field(default_factory=time.monotonic)
     _began_at: int = 0
     _step_seconds: float = 0.0
     """Of the last step."""
@@ -371,7 +370,7 @@ class Trainer:
     def _out_of_time(self) -> str | None:
         """Why this rank has no time for one more step, if so."""
         limit, save = self.config.training.exit_duration_in_mins, self.saver.longest
-        if limit is not None and time.monotonic() - self._started > 60 * limit:
+        if limit is not None and self.time_limit.minutes() > limit:
             return "exit_duration_in_mins is over"
         if save is not None and self.time_limit.is_near(step=self._step_seconds, save=save):
             return "the job's time is nearly over"

@@ -26,7 +26,7 @@ class Peers:
 
     def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
-        host = socket.gethostname()
+        host = socket.gethostname() + _pid_namespace()
         store.set(f"process/{rank}", f"{os.getpid()} {host}")
         known = store.multi_get([f"process/{r}" for r in range(world_size)])
         places = [place.decode().split(" ", 1) for place in known]
@@ -64,3 +64,11 @@ class Peers:
 
     def _leaving(self) -> list[int]:
         return [r for r in range(self._world_size) if self._store.check([f"leaving/{r}"])]
+
+
+def _pid_namespace() -> str:
+    """Containers on one machine may each count their processes anew; "" where nobody can tell."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SPARE = 5.0
 """Seconds for the ranks to agree and to end."""
@@ -17,9 +17,11 @@ VARIABLE = "SLURM_JOB_END_TIME"
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """`end` is in seconds since 1970; None: there is none, or nobody has told it."""
+    """`end` is in seconds since 1970; None: there is none, or nobody has told it. `started` is when
+    the process began, by time.monotonic()."""
 
     end: float | None = None
+    started: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> TimeLimit:
@@ -28,6 +30,10 @@ class TimeLimit:
         if told and not told.isdecimal():
             raise ValueError(f"{VARIABLE}={told}: must be seconds since 1970")
         return cls(float(told) if told else None)
+
+    def minutes(self) -> float:
+        """Since the start."""
+        return (time.monotonic() - self.started) / 60
 
     def is_near(self, *, step: float, save: float) -> bool:
         """Whether one more step and a save, each up to twice as long as before (in seconds), may be

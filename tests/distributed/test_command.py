@@ -228,6 +228,7 @@ def test_b46_a_port_that_is_taken_is_told_by_all_ranks(config: Path, tmp_path: P
     assert time.monotonic() - start < 30
     assert [one.code for one in ended] == [2, 1]
     assert_refused(ended[0], tmp_path, f"can't meet the others at 127.0.0.1:{port}")
+    assert status(tmp_path)["unmet"], "so that a job is queued again"
     assert "rank 1 stops because of rank 0" in ended[1].err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -106,9 +107,23 @@ def test_the_signal_is_heeded_in_every_phase(
     time.sleep(delay)
     slurm.run("scancel", "--signal=USR1", job)
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
-    assert "SIGUSR1 | queued again" in output(tmp_path)
+    assert_saved_and_queued_again(tmp_path, "SIGUSR1")
     assert_same_losses(tmp_path, unbroken)
     assert {row["iteration"] for row in rows(tmp_path, "valid")} == {6, 12, 18}
+
+
+def assert_saved_and_queued_again(run_dir: Path, why: str) -> None:
+    """The second start goes on from where the first one left."""
+    left = re.search(rf"left at iteration (\d+): {why} \| queued again", output(run_dir))
+    assert left is not None, output(run_dir)
+    assert saved_steps(run_dir)[:2] == [0, int(left[1])]
+
+
+def saved_steps(run_dir: Path) -> list[int]:
+    """The newest checkpoint at the beginning of each start."""
+    return [
+        json.loads(line)["step"] for line in (run_dir / "restarts.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.mark.every
@@ -118,7 +133,7 @@ def test_a_time_limit_is_met(slurm: Cluster, config: Path, unbroken: Path, tmp_p
     options = ["--time=1", "--signal=USR1@12"]
     job = submit(slurm, config, tmp_path, phase="training", seconds=2.0, options=options)
     assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
-    assert "SIGUSR1 | queued again" in output(tmp_path)
+    assert_saved_and_queued_again(tmp_path, "SIGUSR1")
     assert_same_losses(tmp_path, unbroken)
 
 
@@ -131,7 +146,7 @@ def test_a_run_leaves_before_its_limit_where_no_signal_comes(
     often = "checkpoint.save_interval=2"
     job = submit(slurm, config, tmp_path, often, phase="training", seconds=2.0, options=options)
     assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
-    assert "the job's time is nearly over | queued again" in output(tmp_path)
+    assert_saved_and_queued_again(tmp_path, "the job's time is nearly over")
     assert_same_losses(tmp_path, unbroken)
 
 
@@ -156,4 +171,24 @@ def test_a_node_that_goes_down(
     with contextlib.suppress(AssertionError):  # it may be back already (ReturnToService)
         slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
+    assert saved_steps(tmp_path) == [0, 8], "from the newest checkpoint that is whole"
     assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
+def test_a_job_that_gets_nowhere_is_not_started_for_ever(
+    slurm: Cluster, config: Path, tmp_path: Path
+) -> None:
+    """Its training is killed each time before it has saved anything."""
+    python = interpreter(
+        tmp_path,
+        f'[ "$2" = megatron_lite.train ] || exec {sys.executable} "$@"',
+        f"cd {tmp_path}",
+        'echo \'{"state": "running"}\' >status.json; kill -KILL $$',
+    )
+    options = ["--nodes=1", "--ntasks-per-node=1"]
+    job = submit(slurm, config, tmp_path, options=options, python=python)
+    assert slurm.wait(job, ENDED, LIMIT) == "FAILED", output(tmp_path)
+    assert saved_steps(tmp_path) == [0, 0, 0]
+    assert "2 restarts in a row brought no new checkpoint" in output(tmp_path)
+    assert status(tmp_path)["state"] == "failed"

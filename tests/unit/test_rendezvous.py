@@ -30,13 +30,27 @@ def test_an_empty_list_is_told() -> None:
 
 def test_ranks_of_eight_tasks_on_two_nodes() -> None:
     """Rank 0 once, ranks 0 to 7 once each, and local ranks that begin anew on each node."""
+    step = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}
     found = [
-        launch_facts({"SLURM_NTASKS": "8", "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r % 4)})
-        for r in range(8)
+        launch_facts(step | {"SLURM_PROCID": str(r), "SLURM_LOCALID": str(r % 4)}) for r in range(8)
     ]
     assert [f["rank"] for f in found] == list(range(8))
     assert [f["local_rank"] for f in found] == [0, 1, 2, 3] * 2
     assert {f["world_size"] for f in found} == {8}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script
+        {"SLURM_NTASKS": "8", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},  # salloc
+        {"SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty
+    ],
+)
+def test_the_shell_of_an_allocation_is_no_rank(env: dict[str, str]) -> None:
+    assert launch_facts(env) == {}
+    torchrun = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+    assert launch_facts(env | torchrun) == {"world_size": 4, "rank": 3, "local_rank": 1}
 
 
 def test_jobs_and_steps_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

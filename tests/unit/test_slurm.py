@@ -72,6 +72,7 @@ def test_a_job_that_is_not_to_be_queued_again_says_so(
         ({"state": "requeue", "iteration": 4, "reason": "x"}, "time-limit", slurm.AGAIN, 3),
         ({"state": "failed", "error": "rank 2 lags", "hung": True}, "1", slurm.AGAIN, 1),
         ({"state": "failed", "error": "closed", "lost_peer": True}, "1", slurm.AGAIN, 1),
+        ({"state": "refused", "error": "timed out", "unmet": True}, "2", slurm.AGAIN, 2),
         ({"state": "failed", "error": "ValueError: no"}, "1", 1, 1),
         ({"state": "refused", "error": "no"}, "2", 2, 2),
         ({}, "2", 2, 2),

@@ -15,7 +15,7 @@ from megatron_lite.health.preflight.exchange import Exchange
 from megatron_lite.health.preflight.group_speed import Members
 from megatron_lite.health.preflight.groups import check_groups
 from megatron_lite.health.preflight.nodes import check_nodes
-from megatron_lite.health.preflight.verdict import Judge
+from megatron_lite.health.preflight.verdict import Judge, PreflightFailed
 
 
 class Preflight:
@@ -47,7 +47,9 @@ class Preflight:
                     env=env,
                 )
 
-    def groups(self, groups: Mapping[str, Members], give_up: Callable[[Exception], Any]) -> None:
+    def groups(
+        self, groups: Mapping[str, Members], give_up: Callable[[PreflightFailed], Any]
+    ) -> None:
         """Once they are there; then rank 0 tells what was found. Where an all-reduce hangs,
         `give_up` is called with the error from a thread, and must end the process."""
         if self._config.launch.preflight == "full":

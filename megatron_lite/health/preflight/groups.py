@@ -26,7 +26,7 @@ def check_groups(
     groups: Mapping[str, Members],
     *,
     device: torch.device,
-    give_up: Callable[[Exception], Any],
+    give_up: Callable[[PreflightFailed], Any],
 ) -> None:
     """All-reduce over each of the groups, by kind; those of one rank are passed over. Collective.
 
@@ -71,7 +71,7 @@ def _hung(judge: Judge, exchange: Exchange) -> PreflightFailed:
     if judge.presides:
         missing = judge.silent(exchange.told("readings", limit=0.0))  # this rank at least
         judge.record.findings.faults.append(_where_it_hangs(judge, exchange, missing))
-        return PreflightFailed.of(judge.pronounce(exchange, "groups"))
+        return PreflightFailed.of(judge.pronounce(exchange, "groups"), silence=True)
     try:
         return PreflightFailed.of(exchange.answered("groups", limit=GRACE))
     except TimeoutError as error:

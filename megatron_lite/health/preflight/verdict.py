@@ -19,15 +19,24 @@ SHOWN = 20
 class PreflightFailed(Exception):
     """The nodes are not fit for the run; says which ranks on which nodes, the same on all ranks."""
 
+    silence = False
+    """Whether rank 0 found that some ranks say nothing, which another start may mend."""
+
     @classmethod
-    def of(cls, faults: Sequence[str]) -> PreflightFailed:
+    def of(cls, faults: Sequence[str], *, silence: bool = False) -> PreflightFailed:
         """With one or several faults."""
+        found = cls(cls._told(faults))
+        found.silence = silence
+        return found
+
+    @staticmethod
+    def _told(faults: Sequence[str]) -> str:
         if len(faults) == 1:
-            return cls(f"preflight: {faults[0]}")
+            return f"preflight: {faults[0]}"
         lines = [f"preflight: {len(faults)} faults:", *faults[:SHOWN]]
         if len(faults) > SHOWN:
             lines.append(f"and {len(faults) - SHOWN} more: see {FILE} in the run folder")
-        return cls("\n  ".join(lines))
+        return "\n  ".join(lines)
 
 
 class Judge:
@@ -35,6 +44,8 @@ class Judge:
 
     def __init__(self, exchange: Exchange, run_dir: Path) -> None:
         self.exchange, self.record, self._run_dir = exchange, Record(), run_dir
+        self.silence = False
+        """Whether some ranks have told nothing in time."""
 
     @property
     def presides(self) -> bool:
@@ -50,7 +61,9 @@ class Judge:
 
     def silent(self, told: Mapping[int, Any]) -> list[int]:
         """The ranks that have not told anything."""
-        return [rank for rank in range(self.exchange.world_size) if rank not in told]
+        ranks = [rank for rank in range(self.exchange.world_size) if rank not in told]
+        self.silence |= bool(ranks)
+        return ranks
 
     def settle(self, topic: str, limit: float) -> None:
         """Pronounce the faults so far, or wait for that; PreflightFailed on all ranks if any."""
@@ -59,7 +72,7 @@ class Judge:
         else:
             faults = self.answered(topic, limit)
         if faults:
-            raise PreflightFailed.of(faults)
+            raise PreflightFailed.of(faults, silence=self.silence)
 
     def finish(self) -> None:
         """Rank 0: tell what was found and keep it."""

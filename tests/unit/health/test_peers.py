@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import time
 from threading import Timer
 
@@ -9,6 +12,17 @@ import pytest
 import torch.distributed as dist
 
 from megatron_lite.health.peers import Peers
+
+
+def test_a_process_of_another_container_is_not_taken_for_one_that_has_ended() -> None:
+    """On one machine under one name, but with numbers of its own."""
+    store = dist.HashStore()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = socket.gethostname() + os.readlink("/proc/self/ns/pid")
+    for rank, place in ((0, here), (2, f"{socket.gethostname()}pid:[1]")):
+        store.set(f"process/{rank}", f"{ended.pid} {place}")
+    assert Peers(store, rank=1, world_size=3).gone() == [0]
 
 
 @pytest.mark.parametrize(

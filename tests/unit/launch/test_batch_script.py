@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,8 @@ def fake(tmp_path: Path) -> Path:
         program = tmp_path / name
         variable = name.upper().replace("-", "_")
         program.write_text(
-            f'#!/bin/sh\necho "{name} $*" >>{tmp_path}/calls\n'
+            f'#!/bin/sh\necho "{name} $*" | tr "\\n" " " >>{tmp_path}/calls\n'
+            f"echo >>{tmp_path}/calls\n"
             f'printf "%s" "${{{variable}_SAYS:-}}"\nexit ${{{variable}_CODE:-0}}\n'
         )
         program.chmod(0o755)
@@ -39,10 +42,13 @@ def run(fake: Path, script: str, **env: str) -> tuple[int, list[str], str]:
         check=False,
     )
     calls = fake / "calls"
-    return done.returncode, calls.read_text().splitlines() if calls.exists() else [], done.stderr
+    lines = calls.read_text().splitlines() if calls.exists() else []
+    told = [re.sub(r"sh -c env --block-signal.* rank ", "BLOCKED ", line.strip()) for line in lines]
+    return done.returncode, told, done.stderr
 
 
-TRAIN = "env --block-signal=USR1 python -m megatron_lite.train run.json"
+TRAIN = "BLOCKED python -m megatron_lite.train run.json"
+TIME = "scontrol show job 12"
 
 
 def test_a_plain_job(fake: Path) -> None:
@@ -50,6 +56,7 @@ def test_a_plain_job(fake: Path) -> None:
     assert code == 0, "what the last command says"
     assert calls == [
         "python -m megatron_lite.slurm begin run.json",
+        TIME,
         f"srun --kill-on-bad-exit=1 --export=ALL {TRAIN}",
         "python -m megatron_lite.slurm end 9 run.json",
     ]
@@ -67,6 +74,7 @@ def test_modules_containers_and_options_of_srun(fake: Path) -> None:
     assert code == 0 and calls == [
         "module load cuda/12.8 python",
         f"{step} python -m megatron_lite.slurm begin run.json",
+        TIME,
         f"srun --kill-on-bad-exit=1 --export=ALL {inside} {TRAIN}",
         f"{step} python -m megatron_lite.slurm end 0 run.json",
     ]
@@ -90,9 +98,67 @@ def test_a_job_queues_itself_again(fake: Path) -> None:
     """A Python that is content before the run and says 75 after it."""
     (fake / "python").write_text('#!/bin/sh\n[ "$3" = end ] && exit 75\nexit 0\n')
     code, calls, _ = run(fake, "train.sbatch")
-    assert code == 0 and calls[-2:] == ["scontrol requeue 12", "sleep 60"]
+    assert code == 0 and calls[-3:] == [TIME, "scontrol requeue 12", "sleep 60"]
     code, calls, _ = run(fake, "train.sbatch", SCONTROL_CODE="1")
     assert code == 3 and calls[-1] == "scontrol requeue 12"
+    code, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS="JobState=CANCELLED Reason=None")
+    assert code == 3 and calls[-1] == TIME, "somebody cancelled it meanwhile"
+
+
+def test_a_job_that_is_not_to_be_queued_again_says_so_to_slurm(fake: Path) -> None:
+    (fake / "python").write_text('#!/bin/sh\n[ "$3" = begin ] && exit 76\nexit 0\n')
+    code, calls, _ = run(fake, "train.sbatch")
+    assert code == 0 and calls[0] == "scontrol update JobId=12 Requeue=0"
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("   StartTime=2026-11-30T10:00:00 EndTime=2026-11-30T12:00:00 Deadline=N/A", "1796040000"),
+        ("   StartTime=2026-11-30T10:00:00 EndTime=Unknown Deadline=N/A", ""),
+        ("", ""),
+    ],
+)
+def test_the_ranks_are_told_when_their_time_ends(says: str, told: str, fake: Path) -> None:
+    """And never the end of the job in whose shell this one was submitted."""
+    (fake / "srun").write_text(f'#!/bin/sh\necho "ends $SLURM_JOB_END_TIME" >>{fake}/calls\n')
+    env = {"SCONTROL_SAYS": says, "SLURM_JOB_END_TIME": "1", "TZ": "UTC"}
+    _, calls, _ = run(fake, "train.sbatch", **env)
+    assert calls[2] == f"ends {told}".strip()
+
+
+def test_what_follows_the_run_is_done_at_the_end_of_the_time(fake: Path) -> None:
+    """The signals of the limit go to the commands of the script as well."""
+    python = '[ "$3" = end ] || exit 0; kill -TERM $PPID; kill -USR1 $PPID; kill -TERM $$; exit 75'
+    (fake / "python").write_text(f"#!/bin/sh\n{python}\n")
+    code, calls, _ = run(fake, "train.sbatch")
+    assert code == 0 and calls[-2:] == ["scontrol requeue 12", "sleep 60"]
+
+
+MASK = "import signal as s; print(s.SIGUSR1 in s.pthread_sigmask(s.SIG_BLOCK, []))"
+
+
+@pytest.mark.parametrize("script", ["train.sbatch", "local.sh"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_notice_waits_until_python_can_take_it(
+    script: str, is_old: bool, tmp_path: Path
+) -> None:
+    """With an env that can't block signals, too, as far as a script can."""
+    if is_old:
+        (tmp_path / "env").write_text("#!/bin/sh\nexit 125\n")
+        (tmp_path / "env").chmod(0o755)
+    text = (ROOT / "launch" / script).read_text()
+    words = re.search(r"blocked='(.*?)'\n", text, re.DOTALL)
+    assert words is not None
+    done = subprocess.run(
+        ["sh", "-c", words[1], "rank", sys.executable, "-c", MASK],
+        env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout.strip() == "True"
 
 
 RANKS = "// DeepSpeed, derived for {} ranks (data parallel 1):\n"
@@ -105,7 +171,11 @@ RANKS = "// DeepSpeed, derived for {} ranks (data parallel 1):\n"
         ({"PYTHON_SAYS": RANKS.format(1)}, "python -m TRAIN"),
         (
             {"SLURM_JOB_ID": "12"},
-            "srun --ntasks=4 --kill-on-bad-exit=1 env --block-signal=USR1 python -m TRAIN",
+            "srun --ntasks=4 --kill-on-bad-exit=1 BLOCKED python -m TRAIN",
+        ),
+        (
+            {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "4294967290"},  # salloc's shell
+            "srun --ntasks=4 --kill-on-bad-exit=1 BLOCKED python -m TRAIN",
         ),
         (
             {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"},
