@@ -50,6 +50,7 @@ def test_a_plain_job(fake: Path) -> None:
     assert code == 0, "what the last command says"
     assert calls == [
         "python -m megatron_lite.slurm begin run.json",
+        "scontrol show job 12",
         f"srun --kill-on-bad-exit=1 --export=ALL {TRAIN}",
         "python -m megatron_lite.slurm end 9 run.json",
     ]
@@ -67,6 +68,7 @@ def test_modules_containers_and_options_of_srun(fake: Path) -> None:
     assert code == 0 and calls == [
         "module load cuda/12.8 python",
         f"{step} python -m megatron_lite.slurm begin run.json",
+        "scontrol show job 12",
         f"srun --kill-on-bad-exit=1 --export=ALL {inside} {TRAIN}",
         f"{step} python -m megatron_lite.slurm end 0 run.json",
     ]
