@@ -1,7 +1,8 @@
 """Submit a run to Slurm: check its config, leave all it needs in its folder, hand it to sbatch.
 
-The run folder gets a copy of the code, the resolved config and the batch script, so that later
-changes here do not reach a job that waits or is queued again.
+Each submission leaves a copy of the code, the resolved config and the batch script in a folder of
+its own in the run folder, so that later changes here do not reach a job that waits or is queued
+again. A run folder whose jobs are not over takes no further ones, unless those wait for them.
 """
 
 from __future__ import annotations
@@ -10,37 +11,30 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config, resolved_dict
+from megatron_lite.config.rules.checkpoint import goes_on_from_what_it_saved
+from megatron_lite.sbatch_options import Shape, Unusable, job_name, sbatch_options
+from megatron_lite.submissions import QueueError, demand_an_end, next_folder, note, unfinished
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("megatron_lite", "launch", "tools")
 SCRIPT = "train.sbatch"
+CONFIG = "config.json"
 REFUSED = 2
-FIRST_LEAD = 120
-"""Seconds before the time limit at which a run is asked to leave, where nothing was measured."""
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
 class Refused(Exception):
     """The input is at fault."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Machines, and processes on each."""
-
-    nodes: int
-    tasks_per_node: int
 
 
 def parse() -> argparse.Namespace:
@@ -72,17 +66,55 @@ def main() -> int:
             raise Refused(f"--chain {args.chain}: must be at least 1")
         site = read_site(args.site) if args.site is not None else {}
         loaded = load_config(args.config, args.set, None, check_files=True)
+        if args.chain > 1:
+            demand_going_on(loaded, "--chain")
         run_dir = (args.run_dir or Path("runs") / args.config.stem).resolve()
-        script = batch_script(loaded, run_dir, shape(loaded, site))
-        if args.dry_run:
-            print(script, end="")
-        else:
-            prepare(loaded, run_dir, script)
-        submit(job_name(loaded, run_dir), run_dir, args, site)
-    except (ConfigError, Refused, OSError) as error:
+        prepare_and_submit(loaded, run_dir, args, site)
+    except (ConfigError, Refused, Unusable, QueueError, OSError) as error:
         print(error, file=sys.stderr)
         return REFUSED
     return 0
+
+
+def demand_going_on(loaded: LoadedConfig, option: str) -> None:
+    """ConfigError unless a job goes on from what the one before it saved, as `option` needs it."""
+    problems = list(goes_on_from_what_it_saved(loaded.config, option))
+    if problems:
+        raise ConfigError([replace(p, origin=loaded.origins[p.path]) for p in problems])
+
+
+def prepare_and_submit(
+    loaded: LoadedConfig, run_dir: Path, args: argparse.Namespace, site: Mapping[str, str]
+) -> None:
+    """Fill the submission's folder and hand its script to sbatch; or show what would be."""
+    folder, launch = next_folder(run_dir), loaded.config.launch
+    env = environment(site, folder / "code")
+    limit = launch.time or env.get("SBATCH_TIMELIMIT")
+    options = sbatch_options(launch, run_dir, shape(loaded, site), limit)
+    script = batch_script(options)
+    command = ["sbatch", "--parsable", f"--chdir={Path.cwd()}", *options]
+    job = [str(folder / SCRIPT), str(folder / CONFIG), "--run-dir", str(run_dir)]
+    if args.dry_run:
+        print(script + shlex.join([*command, *_waits(args.dependency), *job]))
+        return
+    before = unfinished(run_dir, env)
+    demand_an_end(run_dir, before, args.dependency)
+    if before:
+        demand_going_on(loaded, "--dependency")
+    fill(folder, loaded, script)
+    print(f"script       {folder / SCRIPT}")
+    dependency = args.dependency
+    for _ in range(args.chain):
+        number = submit([*command, *_waits(dependency), *job], env)
+        print(f"job          {number}")
+        note(folder, number)
+        print(f"log          {run_dir}/{job_name(launch, run_dir)}-{number}.out")
+        dependency = f"afterany:{number}"
+    print(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
+
+
+def _waits(dependency: str | None) -> list[str]:
+    return [f"--dependency={dependency}"] if dependency else []
 
 
 def read_site(path: Path) -> dict[str, str]:
@@ -116,95 +148,42 @@ def shape(loaded: LoadedConfig, site: Mapping[str, str]) -> Shape:
     return Shape(ranks // each, each)
 
 
-def lead(run_dir: Path) -> int:
-    """Seconds before the limit at which the run must be asked to leave.
-
-    Of the run's own slowest step and save so far, twice, and half a minute for the agreement.
-    """
-    log = run_dir / "metrics.jsonl"
-    if not log.is_file():
-        return FIRST_LEAD
-    rows = list(_rows(log))
-    saves = [row["elapsed_ms"] for row in rows if row["event"] == "save"]
-    steps = [row["elapsed_ms_per_iteration"] for row in rows if row["event"] == "train"]
-    if not saves or not steps:
-        return FIRST_LEAD
-    return int(30 + 2 * (max(saves) + max(steps)) / 1000)
+def environment(site: Mapping[str, str], code: Path) -> dict[str, str]:
+    """The variables of the job: as they are here, and the site's."""
+    env = {**os.environ, **site}
+    # Added to, not replaced.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(code), env.get("PYTHONPATH")]))
+    # Or else `python -m` would look in the current folder first, where the code may have changed.
+    env["PYTHONSAFEPATH"] = "1"
+    env.setdefault("PYTHON", sys.executable)
+    return env
 
 
-def _rows(log: Path) -> Iterator[dict[str, Any]]:
-    for line in log.read_text().splitlines():
-        with suppress(json.JSONDecodeError):  # a killed run may leave half a row
-            yield json.loads(line)
-
-
-def prepare(loaded: LoadedConfig, run_dir: Path, script: str) -> None:
-    """Fill the run folder."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "submitted.json").write_text(json.dumps(resolved_dict(loaded.config), indent=2))
-    code = run_dir / "code"
-    for name in CODE:
-        shutil.rmtree(code / name, ignore_errors=True)
-        shutil.copytree(
-            ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
-        )
-    (run_dir / SCRIPT).write_text(script)
-
-
-def batch_script(loaded: LoadedConfig, run_dir: Path, shape: Shape) -> str:
+def batch_script(options: Sequence[str]) -> str:
     """The text of launch/train.sbatch with this run's options in the place of its own."""
     lines = (ROOT / "launch" / SCRIPT).read_text().splitlines()
-    options = [f"#SBATCH {option}" for option in _options(loaded, run_dir, shape)]
+    own = [f"#SBATCH {shlex.quote(option)}" for option in options]
     first = next(n for n, line in enumerate(lines) if line.startswith("#SBATCH"))
     kept = [line for line in lines[first:] if not line.startswith("#SBATCH")]
-    return "\n".join([*lines[:first], *options, *kept]) + "\n"
+    return "\n".join([*lines[:first], *own, *kept]) + "\n"
 
 
-def _options(loaded: LoadedConfig, run_dir: Path, shape: Shape) -> Iterator[str]:
-    launch = loaded.config.launch
-    yield f"--job-name={job_name(loaded, run_dir)}"
-    yield f"--nodes={shape.nodes}"
-    yield f"--ntasks-per-node={shape.tasks_per_node}"
-    for name in ("partition", "account", "time"):
-        value = getattr(launch, name)
-        if value is not None:
-            yield f"--{name}={value}"
-    yield f'--output="{run_dir}/%x-%j.out"'
-    yield "--open-mode=append"
-    yield f"--signal=USR1@{lead(run_dir)}"
-    yield "--requeue" if launch.requeue else "--no-requeue"
+def fill(folder: Path, loaded: LoadedConfig, script: str) -> None:
+    """Leave in a new folder what the submission's jobs need."""
+    folder.mkdir(parents=True)
+    (folder / CONFIG).write_text(json.dumps(resolved_dict(loaded.config), indent=2))
+    for name in CODE:
+        without = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(ROOT / name, folder / "code" / name, ignore=without)
+    (folder / SCRIPT).write_text(script)
 
 
-def job_name(loaded: LoadedConfig, run_dir: Path) -> str:
-    """The config's, or the run folder's."""
-    return loaded.config.launch.job_name or run_dir.name
-
-
-def submit(name: str, run_dir: Path, args: argparse.Namespace, site: Mapping[str, str]) -> None:
-    """Hand the script to sbatch, once for each job of the chain, and tell where to look."""
-    # The job sees the variables as they are here; PYTHONPATH is added to, not replaced.
-    environment = {**os.environ, **site}
-    path = filter(None, [str(run_dir / "code"), environment.get("PYTHONPATH")])
-    environment["PYTHONPATH"] = os.pathsep.join(path)
-    environment.setdefault("PYTHON", sys.executable)
-    dependency, script = args.dependency, run_dir / SCRIPT
-    if not args.dry_run:
-        print(f"script       {script}")
-    for _ in range(args.chain):
-        command = ["sbatch", "--parsable", f"--chdir={Path.cwd()}"]
-        command += [f"--dependency={dependency}"] if dependency else []
-        command += [str(script), str(run_dir / "submitted.json"), "--run-dir", str(run_dir)]
-        if args.dry_run:
-            print(" ".join(command))
-            return
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Refused(f"sbatch refused the job: {done.stderr.strip()}")
-        job = done.stdout.strip().partition(";")[0]
-        print(f"job          {job}")
-        print(f"log          {run_dir}/{name}-{job}.out")
-        dependency = f"afterany:{job}"
-    print(f"tensorboard  tensorboard --logdir {run_dir}")
+def submit(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Call sbatch; returns the job's number."""
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Refused(f"sbatch refused the job: {done.stderr.strip()}")
+    return done.stdout.strip().partition(";")[0]
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ LAUNCH_SECTION = dict.fromkeys(
     "requeue": "tests/slurm/test_life.py::test_asked_to_leave_it_is_queued_again_and_goes_on",
     "preflight": "tests/distributed/test_preflight.py::test_it_can_be_left_out",
     **dict.fromkeys(
-        ("time", "partition", "account", "job_name"),
+        ("cpus_per_task", "time", "partition", "account", "job_name"),
         "tests/unit/launch/test_submit.py::test_b50_a_job_gets_everything",
     ),
 }

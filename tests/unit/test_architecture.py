@@ -46,6 +46,8 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"monitoring"}),
         frozenset({"health"}),
         frozenset({"numerics"}),
+        frozenset({"sbatch_options"}),
+        frozenset({"submissions"}),
     ),
     (
         frozenset({"layers"}),
@@ -75,6 +77,8 @@ PURE = (
     "code_hash",
     "command",
     "rendezvous",
+    "sbatch_options",
+    "submissions",
     *(f"health.{m}" for m in PURE_HEALTH),
     "hostfile",
     "mpu.grid",

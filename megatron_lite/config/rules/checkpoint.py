@@ -52,15 +52,19 @@ def loading_is_unambiguous(cfg: RunConfig) -> Iterator[Problem]:
 
 def a_requeued_job_goes_on(cfg: RunConfig) -> Iterator[Problem]:
     """It must find what it saved, and its first start finds nothing."""
-    if not cfg.launch.requeue:
-        return
+    if cfg.launch.requeue:
+        yield from goes_on_from_what_it_saved(cfg, "launch.requeue")
+
+
+def goes_on_from_what_it_saved(cfg: RunConfig, option: str) -> Iterator[Problem]:
+    """What `option` demands; launch/submit.py asks this for jobs that follow one another."""
     save, load = cfg.checkpoint.save, cfg.checkpoint.load
     if save is None or load != save:
-        rule = f"must be what launch.requeue would go on from: checkpoint.save is {show(save)}"
+        rule = f"must be what {option} would go on from: checkpoint.save is {show(save)}"
         yield Problem("checkpoint.load", load, rule, f"set both to {show(save or 'checkpoints')}")
     elif cfg.checkpoint.exit_on_missing_checkpoint:
         path = "checkpoint.exit_on_missing_checkpoint"
-        yield Problem(path, True, "would refuse the first start of launch.requeue", "use false")
+        yield Problem(path, True, f"would refuse the first start of {option}", "use false")
 
 
 def states_can_be_read(cfg: RunConfig) -> Iterator[Problem]:

@@ -33,8 +33,13 @@ class LaunchConfig(Section):
     """Queue a Slurm job again when its time is over, a node or process was killed or the run hung,
     until training is done or two starts in a row brought no new checkpoint."""
 
+    cpus_per_task: PositiveWhole | None = None
+    """Processor cores for each process of a Slurm job and its loader workers. null: Slurm's
+    default, mostly one."""
+
     time: Text | None = None
-    """Time limit of a Slurm job, as sbatch reads it (such as 1-12:00:00). null: the partition's."""
+    """Time limit of a Slurm job, as sbatch reads it (such as 1-12:00:00). null: the site's, or the
+    partition's."""
 
     partition: Text | None = None
     """Slurm partition. null: the site's, or Slurm's default."""

@@ -70,7 +70,7 @@ def test_modules_containers_and_options_of_srun(fake: Path) -> None:
     }
     code, calls, _ = run(fake, "train.sbatch", **site)
     inside = f"{site['SRUN_OPTIONS']} {site['CONTAINER']}"
-    step = f"srun --nodes=1 --ntasks=1 {inside}"
+    step = f"srun --nodes=1 --ntasks=1 --export=ALL {inside}"
     assert code == 0 and calls == [
         "module load cuda/12.8 python",
         f"{step} python -m megatron_lite.slurm begin run.json",
@@ -78,6 +78,14 @@ def test_modules_containers_and_options_of_srun(fake: Path) -> None:
         f"srun --kill-on-bad-exit=1 --export=ALL {inside} {TRAIN}",
         f"{step} python -m megatron_lite.slurm end 0 run.json",
     ]
+
+
+def test_srun_is_told_how_many_cores_a_rank_has(fake: Path) -> None:
+    """It does not look at what the batch job has."""
+    (fake / "srun").write_text(f'#!/bin/sh\necho "${{SRUN_CPUS_PER_TASK-none}}" >>{fake}/cores\n')
+    run(fake, "train.sbatch")
+    run(fake, "train.sbatch", SLURM_CPUS_PER_TASK="7")
+    assert (fake / "cores").read_text().split() == ["none", "7"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +26,13 @@ ODD = {
 
 @pytest.fixture
 def config(small_run: dict[str, Any], tmp_path: Path) -> Path:
-    """A run on two nodes with four ranks each."""
+    """A run on two nodes with four ranks each, that can go on from what it saved."""
     for end in (".bin", ".idx"):
         (tmp_path / f"corpus{end}").touch()
     run = small_run | {
         "data": small_run["data"] | {"data_path": "corpus"},
         "launch": {"nodes": 2, "gpus_per_node": 4, "time": "0:30:00"},
+        "checkpoint": {"save": "c", "load": "c", "exit_on_missing_checkpoint": False},
     }
     file = tmp_path / "run.json"
     file.write_text(json.dumps(run))
@@ -39,24 +41,36 @@ def config(small_run: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Path:
-    """A folder with an sbatch that only tells what it was given."""
+    """A folder of commands: an sbatch that only tells what it was given and gives numbers from 101
+    on, a queue that is a file, and others that do nothing."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    program = folder / "sbatch"
-    program.write_text(
+    sbatch = (
         f"#!{sys.executable}\nimport json, os, sys\n"
-        f"log = open({str(tmp_path / 'calls')!r}, 'a')\n"
+        f"log = open({str(tmp_path / 'calls')!r}, 'a+')\n"
         "log.write(json.dumps([sys.argv[1:], dict(os.environ)]) + '\\n')\n"
-        "print(str(100 + log.tell() % 7) + ';cluster')\n"
+        "log.seek(0)\n"
+        "print(f'{100 + len(log.readlines())};cluster')\n"
     )
-    program.chmod(0o755)
+    squeue = f"#!/bin/sh\ncat {tmp_path}/queue\n"
+    programs = {
+        "sbatch": sbatch,
+        "squeue": squeue,
+        "srun": "#!/bin/sh\n",
+        "scontrol": "#!/bin/sh\n",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
     return folder
 
 
-def submit(fake: Path, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
+def submit(
+    fake: Path, *args: object, program: Path = ROOT / "launch/submit.py", **env: str
+) -> subprocess.CompletedProcess[str]:
     path = f"{fake}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        [sys.executable, ROOT / "launch/submit.py", *map(str, args)],
+        [sys.executable, program, *map(str, args)],
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **env},
         cwd=fake.parent,
         capture_output=True,
@@ -71,8 +85,8 @@ def calls(fake: Path) -> list[tuple[list[str], dict[str, str]]]:
 
 
 def options(script: str) -> list[str]:
-    lines = script.splitlines()
-    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    lines = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    return [word for line in lines for word in shlex.split(line.removeprefix("#SBATCH "))]
 
 
 def test_b50_a_job_gets_everything(config: Path, fake: Path) -> None:
@@ -81,45 +95,108 @@ def test_b50_a_job_gets_everything(config: Path, fake: Path) -> None:
     site.write_text("\n".join(["# facts", "", "SBATCH_QOS=high", "GPUS_PER_NODE=4", *lines]) + "\n")
     run_dir = config.parent / "here"
     values = ["optimizer.lr=0.5", "launch.partition=long", "launch.account=team"]
-    sets = [word for value in [*values, "launch.job_name=big"] for word in ("--set", value)]
+    values += ["launch.job_name=big", "launch.cpus_per_task=8"]
+    sets = [word for value in values for word in ("--set", value)]
     done = submit(fake, config, "--run-dir", run_dir, "--site", site, *sets)
     assert done.returncode == 0, done.stderr
-    assert options((run_dir / "train.sbatch").read_text()) == [
+    folder = run_dir / "submissions/1"
+    given = [
         "--job-name=big",
         "--nodes=2",
         "--ntasks-per-node=4",
+        "--cpus-per-task=8",
         "--partition=long",
         "--account=team",
         "--time=0:30:00",
-        f'--output="{run_dir}/%x-%j.out"',
+        f"--output={run_dir}/%x-%j.out",
         "--open-mode=append",
         "--signal=USR1@120",
         "--no-requeue",
+        "--export=ALL",
     ]
+    assert options((folder / "train.sbatch").read_text()) == given
     ((words, env),) = calls(fake)
     assert words[:2] == ["--parsable", f"--chdir={config.parent}"]
-    assert words[2:] == [
-        str(run_dir / "train.sbatch"), str(run_dir / "submitted.json"), "--run-dir", str(run_dir)
+    assert words[2:-4] == given, "SBATCH_ variables beat what a script says, not the command line"
+    assert words[-4:] == [
+        str(folder / "train.sbatch"), str(folder / "config.json"), "--run-dir", str(run_dir)
     ]  # fmt: skip
     assert {name: env[name] for name in ODD} == ODD and env["SBATCH_QOS"] == "high"
-    assert env["PYTHONPATH"] == f"{run_dir / 'code'}{os.pathsep}{ROOT}", "the user's is kept"
+    assert env["PYTHONPATH"] == f"{folder / 'code'}{os.pathsep}{ROOT}", "the user's is kept"
     assert not (config.parent / "evil").exists()
-    assert json.loads((run_dir / "submitted.json").read_text())["optimizer"]["lr"] == 0.5
-    here, there = (r / "megatron_lite/train.py" for r in (ROOT, run_dir / "code"))
+    assert json.loads((folder / "config.json").read_text())["optimizer"]["lr"] == 0.5
+    here, there = (r / "megatron_lite/train.py" for r in (ROOT, folder / "code"))
     assert here.read_bytes() == there.read_bytes()
     job = done.stdout.split("job          ")[1].split()[0]
     assert f"{run_dir}/big-{job}.out" in done.stdout and f"--logdir {run_dir}" in done.stdout
 
 
+def test_the_copy_is_what_runs(config: Path, fake: Path) -> None:
+    """In a folder that has the code as well, such as this repository."""
+    run_dir = config.parent / "here"
+    assert submit(fake, config, "--run-dir", run_dir).returncode == 0
+    package = run_dir / "submissions/1/code/megatron_lite/__init__.py"
+    package.write_text(package.read_text() + "print('the copy')\n")
+    ((words, env),) = calls(fake)
+    done = subprocess.run(
+        ["bash", *words[-4:]],
+        env=env | {"SLURM_JOB_ID": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.count("the copy") == 2, f"before and after srun: {done}"
+
+
+def test_a_copy_can_be_submitted_from(config: Path, fake: Path) -> None:
+    run_dir = config.parent / "here"
+    assert submit(fake, config, "--run-dir", run_dir).returncode == 0
+    (fake.parent / "queue").touch()
+    first, second = (run_dir / "submissions" / number for number in "12")
+    program = first / "code/launch/submit.py"
+    done = submit(fake, first / "config.json", "--run-dir", run_dir, program=program)
+    assert done.returncode == 0, done.stderr
+    for name in ("launch/submit.py", "launch/train.sbatch", "megatron_lite/train.py"):
+        assert (first / "code" / name).read_bytes() == (second / "code" / name).read_bytes()
+    assert (first / "jobs").read_text().split() and (second / "jobs").read_text().split()
+
+
+def test_a_run_folder_takes_no_second_job_at_once(config: Path, fake: Path) -> None:
+    submissions = config.parent / "runs/run/submissions"
+    assert submit(fake, config, "--chain", 2).returncode == 0
+    (config.parent / "queue").write_text("7\n102\n")
+    done = submit(fake, config)
+    assert done.returncode == 2 and "job 102; cancel (scancel 102), wait (--dep" in done.stderr
+    assert len(calls(fake)) == 2 and [path.name for path in submissions.iterdir()] == ["1"]
+    words = ("--dependency", "afterany:102")
+    done = submit(fake, config, *words, "--set", "checkpoint.load=null")
+    assert done.returncode == 2 and "checkpoint.load = null" in done.stderr
+    done = submit(fake, config, *words)
+    assert done.returncode == 0, done.stderr
+    assert (submissions / "2/jobs").read_text() == "103\n", "with a copy of its own"
+
+
+def test_a_chain_has_to_go_on_from_what_was_saved(config: Path, fake: Path) -> None:
+    done = submit(fake, config, "--chain", 2, "--set", "checkpoint.load=null")
+    assert done.returncode == 2
+    assert "checkpoint.load = null: must be what --chain would go on from" in done.stderr
+    assert done.stderr.rstrip().endswith("[--set]"), "where it was written"
+    assert not (config.parent / "calls").exists() and not (config.parent / "runs").exists()
+
+
 def test_nodes_follow_from_ranks_and_gpus_of_a_node(config: Path, fake: Path) -> None:
     site = config.with_name("site.env")
-    for gpus, shape in (("8", (1, 8)), ("2", (4, 2)), ("16", (1, 8))):
-        site.write_text(f"GPUS_PER_NODE={gpus}\n")
+    for gpus, shape in (("8", (1, 8)), ("2", (4, 2)), ("16 a node", (1, 8))):
+        site.write_text(f"GPUS_PER_NODE={gpus.split()[0]}\n")
         done = submit(fake, config, "--run-dir", config.parent / gpus, "--site", site, "--dry-run")
         assert done.returncode == 0, done.stderr
         nodes, tasks = options(done.stdout)[1:3]
         assert (nodes, tasks) == (f"--nodes={shape[0]}", f"--ntasks-per-node={shape[1]}")
         assert not (config.parent / gpus).exists(), "a dry run writes nothing"
+        command = shlex.split(done.stdout.splitlines()[-1])
+        assert command[0] == "sbatch" and command[-1] == str(config.parent / gpus)
     assert not (config.parent / "calls").exists(), "and submits nothing"
 
 
@@ -128,7 +205,7 @@ def test_the_sites_pythonpath_is_kept(config: Path, fake: Path) -> None:
     site.write_text("PYTHONPATH=/opt/lib\n")
     assert submit(fake, config, "--run-dir", config.parent / "here", "--site", site).returncode == 0
     ((_, env),) = calls(fake)
-    assert env["PYTHONPATH"] == f"{config.parent / 'here/code'}{os.pathsep}/opt/lib"
+    assert env["PYTHONPATH"] == f"{config.parent / 'here/submissions/1/code'}{os.pathsep}/opt/lib"
 
 
 def test_a_chain_waits_for_the_job_before(config: Path, fake: Path) -> None:
@@ -138,18 +215,6 @@ def test_a_chain_waits_for_the_job_before(config: Path, fake: Path) -> None:
     waits = [next(w for w in words if "--dependency" in w) for words, _ in calls(fake)]
     expected = ["afterok:5", *(f"afterany:{job}" for job in jobs[:-1])]
     assert waits == [f"--dependency={what}" for what in expected] and len(jobs) == 3
-
-
-def test_the_lead_follows_from_what_was_measured(config: Path, fake: Path) -> None:
-    run_dir = config.parent / "here"
-    run_dir.mkdir()
-    rows = [{"event": "train", "elapsed_ms_per_iteration": ms} for ms in (900, 20_000, 1000)]
-    rows += [{"event": "save", "elapsed_ms": 100_000}]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (run_dir / "metrics.jsonl").write_text(text + '{"event": "tra')  # the run was killed there
-    done = submit(fake, config, "--run-dir", run_dir, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "--signal=USR1@270" in options(done.stdout)
 
 
 @pytest.mark.parametrize(
