@@ -139,6 +139,40 @@ def test_a_faulty_csv_is_refused(old: str, new: str, reason: str, tmp_path: Path
     assert reason in said and "mine.csv" in said
 
 
+NO_TABLES = {
+    "deep.json": ("[" * 100_000, "has too many lists, one in the other"),
+    "digits.json": ('{"micro_batches": ' + "1" * 5000 + "}", "a number of 5000 digits is none"),
+    "action.csv": (LEGAL_CSV.replace("F0.1", "F0." + "1" * 5000), "rank 0, action 1: 'F0.11"),
+    "count.csv": (LEGAL_CSV.replace(",2", "," + "1" * 5000), "a number of 5000 digits is none"),
+    "long.csv": (LEGAL_CSV + 'rank,"' + "F0.0," * 30_000, "line 5: field larger than"),
+    "open.csv": (LEGAL_CSV.replace("rank,F", 'rank,"F'), "line 4: unexpected end of data"),
+    "blank.csv": ("\n\n" + LEGAL_CSV.replace("placement", "place"), "line 4 begins with 'place'"),
+    "arabic.csv": (LEGAL_CSV.replace("F0.0", "F\u0660.0"), "rank 0, action 0: 'F\u0660.0' is not"),
+    "arabic2.csv": (LEGAL_CSV.replace(",0,1", ",\u0660,1"), "placement must be whole numbers"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TABLES)
+def test_text_that_no_table_needs_is_refused(name: str, tmp_path: Path) -> None:
+    """With the path, and with no more of the text than one can read."""
+    content, reason = NO_TABLES[name]
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    said = refusal(tmp_path / name)
+    assert said.startswith(f"{tmp_path / name}: {reason}")
+    assert len(said) < len(str(tmp_path)) + 300
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    """Spreadsheets write one in front of "CSV UTF-8"."""
+    path = written(tmp_path, LEGAL_CSV)
+    without = read_table(path)
+    path.write_text(LEGAL_CSV, encoding="utf-8-sig")
+    assert read_table(path) == without
+    path = written(tmp_path, LEGAL)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert read_table(path).actions == without.actions
+
+
 def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "none.json")
     (tmp_path / "list.json").write_text("[]")
