@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_lite.pipeline.actions import Action, Kind, Schedule
-from megatron_lite.pipeline.messages import Message, needs, produces
+from megatron_lite.pipeline.messages import supplier
 from megatron_lite.pipeline.verify import execution_order
 
 
@@ -73,17 +73,14 @@ def simulate(
     """
     _check_times(durations, p2p_time)
     rows: list[list[TimedAction]] = [[] for _ in range(schedule.num_ranks)]
-    arrival: dict[Message, float] = {}
+    ends: dict[Action, float] = {}
     for rank, action in execution_order(schedule):
         start = rows[rank][-1].end if rows[rank] else 0.0
-        needed = needs(schedule, action)
-        if needed is not None:
-            start = max(start, arrival[needed])
-        end = start + durations[action.kind]
+        giver = supplier(schedule, action)
+        if giver is not None and schedule.rank_of(giver.stage, giver.micro_batch) != rank:
+            start = max(start, ends[giver] + p2p_time)
+        end = ends[action] = start + durations[action.kind]
         rows[rank].append(TimedAction(action, start, end))
-        sent = produces(schedule, action)
-        if sent is not None:
-            arrival[sent] = end + p2p_time
     makespan = max(timed.end for row in rows for timed in row)
     busy = sum(durations[action.kind] for row in schedule.actions for action in row)
     return Timeline(
