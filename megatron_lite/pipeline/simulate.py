@@ -71,7 +71,7 @@ def simulate(
     `durations` gives the time of one action of each kind, `p2p_time` the time from the end of an
     action to the arrival of its message on another rank; a rank computes on while it sends.
     """
-    _check_times(durations, p2p_time)
+    check_times(durations, p2p_time)
     rows: list[list[TimedAction]] = [[] for _ in range(schedule.num_ranks)]
     ends: dict[Action, float] = {}
     for rank, action in execution_order(schedule):
@@ -90,7 +90,8 @@ def simulate(
     )
 
 
-def _check_times(durations: Mapping[Kind, float], p2p_time: float) -> None:
+def check_times(durations: Mapping[Kind, float], p2p_time: float = 0.0) -> None:
+    """ValueError where an action would take no time, or a message less than none."""
     for kind, duration in durations.items():
         if not duration > 0:
             raise ValueError(f"the duration of {kind} must be above 0, got {duration}")

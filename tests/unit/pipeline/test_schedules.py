@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
+from megatron_lite.pipeline.chimera import chimera
+from megatron_lite.pipeline.greedy import in_ticks
 from megatron_lite.pipeline.schedules import (
     SCHEDULES,
     build_schedule,
@@ -218,12 +220,27 @@ def test_stages_ranks_and_stages_a_rank_must_agree() -> None:
         build_schedule("interleaved", num_ranks=2, num_microbatches=4, virtual=1)
 
 
-def test_a_table_depends_on_relative_times_alone() -> None:
+@pytest.mark.parametrize("scale", [1e-9, 3e-7, 0.1, 1e9])
+def test_a_table_depends_on_relative_times_alone(scale: float) -> None:
     one, other, unlike = (
         build_schedule("chimera", num_ranks=8, num_microbatches=16, times=times)
-        for times in (Times(), Times(0.1, 0.2, 0.1), Times(1, 1, 0.5))
+        for times in (Times(), Times(scale, 2 * scale, scale), Times(1, 1, 0.5))
     )
     assert one == other != unlike
+
+
+def test_times_far_apart_are_arranged_and_none_is_nothing() -> None:
+    assert in_ticks({"F": 0.1, "B": 0.3}) == {"F": 1, "B": 3}
+    assert in_ticks({"F": 1e-9, "B": 3}) == {"F": 1, "B": 10**6}
+    with pytest.raises(ValueError, match="duration of F must be above 0, got 0"):
+        in_ticks({"F": 0, "B": 1})
+
+
+@pytest.mark.parametrize("live", [-3, 0, 1])
+def test_chimera_needs_room_for_both_its_parts(live: int) -> None:
+    durations = Times().durations(split_backward=False)
+    with pytest.raises(ScheduleError, match=f"room for 2 micro-batches, .* got {live}"):
+        chimera(4, 8, durations=durations, live=live)
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
