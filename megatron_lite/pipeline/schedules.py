@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
@@ -135,8 +136,14 @@ def build_schedule(
             "a schedule needs at least one stage and one micro-batch,"
             f" got {ranks * chunks} stages and {num_microbatches} micro-batches"
         )
+    return _made(name, ranks, num_microbatches, chunks, times or Times())
+
+
+@lru_cache(maxsize=2)
+def _made(name: str, ranks: int, num_microbatches: int, chunks: int, times: Times) -> Schedule:
+    """Remembered: a run's start asks for one table in its advice, its grid and its trainer."""
     family = SCHEDULES[name]
-    durations = (times or Times()).durations(split_backward=family.split_backward)
+    durations = times.durations(split_backward=family.split_backward)
     return family.make(ranks, num_microbatches, chunks, durations)
 
 

@@ -90,6 +90,13 @@ def simulate(
     )
 
 
+def simulate_shares(schedule: Schedule, times: Times, *, p2p_time: float = 0.0) -> Timeline:
+    """Runs `schedule` on ranks whose share of the model takes `times`, in equal stages."""
+    chunks = schedule.num_stages / schedule.num_ranks
+    durations = times.durations(split_backward=schedule.split_backward, chunks=chunks)
+    return simulate(schedule, durations=durations, p2p_time=p2p_time)
+
+
 def check_times(durations: Mapping[Kind, float], p2p_time: float = 0.0) -> None:
     """ValueError where an action would take no time, or a message less than none."""
     for kind, duration in durations.items():

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +47,28 @@ def read_table(path: str | Path) -> Schedule:
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # a spreadsheet's export has a mark
-        parts = _from_json(text) if str(path).endswith(".json") else _from_csv(text)
+    except OSError as error:
+        raise ScheduleError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{path}: not UTF-8 text: {error}") from error
+    return _understood(str(path), text)
+
+
+@lru_cache(maxsize=2)
+def _understood(path: str, text: str) -> Schedule:
+    """The schedule that a text says, remembered: each rule of a config asks for it anew."""
+    try:
+        parts = _from_json(text) if path.endswith(".json") else _from_csv(text)
         rows = tuple(
             tuple(_action(text, f"rank {rank}, action {i}") for i, text in enumerate(row))
             for rank, row in enumerate(parts.rows)
         )
-    except OSError as error:
-        raise ScheduleError(f"{path}: {error.strerror}") from error
     except RecursionError as error:
         raise ScheduleError(f"{path}: has too many lists, one in the other") from error
-    except UnicodeDecodeError as error:
-        raise ScheduleError(f"{path}: not UTF-8 text: {error}") from error
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
     schedule = Schedule(
-        name=str(path),
+        name=path,
         num_stages=len(parts.placements[0]),
         num_ranks=len(rows),
         num_microbatches=parts.num_microbatches,

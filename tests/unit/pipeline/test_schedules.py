@@ -243,6 +243,13 @@ def test_chimera_needs_room_for_both_its_parts(live: int) -> None:
         chimera(4, 8, durations=durations, live=live)
 
 
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_the_same_table_is_made_once(name: str) -> None:
+    """The advice, the grid and the trainer of a run ask for it one after the other."""
+    asked = {"num_ranks": 4, "num_microbatches": 8, "virtual": virtual_of(name, 2)}
+    assert build_schedule(name, **asked) is build_schedule(name, **asked)  # type: ignore[arg-type]
+
+
 def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ScheduleError, match=r"'2f2b'.*gpipe, 1f1b, interleaved"):
         build_schedule("2f2b", num_stages=2, num_microbatches=2)
