@@ -95,6 +95,17 @@ def table_as_json(schedule: Schedule) -> str:
     return "{\n" + ",\n".join(lines) + ',\n  "actions": [\n' + rows + "\n  ]\n}\n"
 
 
+def table_as_csv(schedule: Schedule) -> str:
+    """The text of a CSV file that read_table reads as `schedule`; a line for each rank."""
+    rows = [
+        ("micro-batches", schedule.num_microbatches),
+        *(("placement", *placement) for placement in schedule.placements),
+        ("directions", *schedule.directions),
+        *(("rank", *map(_text, row)) for row in schedule.actions),
+    ]
+    return "".join(",".join(map(str, row)) + "\n" for row in rows)
+
+
 def _text(action: Action) -> str:
     return f"{action.kind}{action.stage}.{action.micro_batch}"
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from megatron_lite.pipeline.actions import ScheduleError
+from megatron_lite.pipeline.greedy import arrange, empty_table, forwards_first
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.pipeline.schedules import SCHEDULES, build_schedule
-from megatron_lite.pipeline.table_files import read_table, table_as_json
+from megatron_lite.pipeline.table_files import read_table, table_as_csv, table_as_json
 from tests.random_tables import random_table
 
 LEGAL: dict[str, Any] = {
@@ -24,6 +26,8 @@ placement,0,1
 rank,F0.0,F0.1,,B0.0,,B0.1
 rank,,F1.0,B1.0,F1.1,B1.1
 """
+
+WRITERS = {"json": table_as_json, "csv": table_as_csv}
 
 
 def written(tmp_path: Path, content: object) -> Path:
@@ -52,12 +56,25 @@ def test_every_named_schedule_comes_back_from_a_file(name: str, tmp_path: Path) 
     assert replace(build_schedule(str(path), num_microbatches=8), name=name) == schedule
 
 
-def test_random_tables_come_back_from_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_random_tables_come_back_from_a_file(suffix: str, tmp_path: Path) -> None:
     for seed in range(40):
         schedule = random_table(seed, 1 + seed % 4)
-        path = tmp_path / "table.json"
-        path.write_text(table_as_json(schedule))
+        path = tmp_path / f"table.{suffix}"
+        path.write_text(WRITERS[suffix](schedule))
         assert replace(read_table(path), name=schedule.name) == schedule
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_two_directions_whose_ends_lie_apart_come_back(suffix: str, tmp_path: Path) -> None:
+    """Neither way begins or ends on the first or the last rank; a rank's stages aren't neighbours."""
+    empty = empty_table("apart", ((1, 3, 0, 2), (2, 0, 3, 1)), (0, 1, 1, 0, 1, 1))
+    schedule = arrange(empty, durations={"F": 1, "B": 2}, live=4, rule=forwards_first)
+    path = tmp_path / f"apart.{suffix}"
+    path.write_text(WRITERS[suffix](schedule))
+    assert replace(read_table(path), name="apart") == schedule
+    plan = SchedulePlan.of(str(path), num_ranks=4, num_microbatches=6)
+    assert plan.bidirectional and plan.ends == (1, 2)
 
 
 def test_json_and_csv_say_the_same(tmp_path: Path) -> None:
