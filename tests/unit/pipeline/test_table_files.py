@@ -67,7 +67,7 @@ def test_random_tables_come_back_from_a_file(suffix: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_two_directions_whose_ends_lie_apart_come_back(suffix: str, tmp_path: Path) -> None:
-    """Neither way begins or ends on the first or the last rank; a rank's stages aren't neighbours."""
+    """Neither way begins or ends on the first or on the last rank."""
     empty = empty_table("apart", ((1, 3, 0, 2), (2, 0, 3, 1)), (0, 1, 1, 0, 1, 1))
     schedule = arrange(empty, durations={"F": 1, "B": 2}, live=4, rule=forwards_first)
     path = tmp_path / f"apart.{suffix}"
