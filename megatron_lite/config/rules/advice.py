@@ -78,9 +78,10 @@ def nothing_to_compare(cfg: RunConfig, world_size: int) -> Iterator[str]:
     if not cfg.training.check_replicas_interval or parallel.tensor_model_parallel_size > 1:
         return
     tied = not cfg.model.untie_embeddings_and_output_weights
-    replicas = zero.stage < 3 and data_parallel_size(world_size, parallel) > 1
+    if zero.stage < 3 and data_parallel_size(world_size, parallel) > 1:
+        return
     first, last, ways = ends_and_directions(cfg)
-    if not replicas and ways == 1 and not (tied and first != last):
+    if ways == 1 and not (tied and first != last):
         yield (
             "training.check_replicas_interval has nothing to compare: no two ranks hold copies "
             "of the same weights on this layout"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_lite.pipeline import schedules
 from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
 from megatron_lite.pipeline.chimera import chimera
+from megatron_lite.pipeline.classic import one_f_one_b
 from megatron_lite.pipeline.greedy import in_ticks
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.pipeline.schedules import (
     SCHEDULES,
+    Family,
     build_schedule,
     chunks_a_rank,
     forward_only,
@@ -243,11 +248,28 @@ def test_chimera_needs_room_for_both_its_parts(live: int) -> None:
         chimera(4, 8, durations=durations, live=live)
 
 
+def plan_of(name: str) -> SchedulePlan:
+    virtual = 2 if name == "interleaved" else None
+    return SchedulePlan.of(name, num_ranks=4, num_microbatches=112, virtual=virtual)
+
+
 @pytest.mark.parametrize("name", list(SCHEDULES))
-def test_the_same_table_is_made_once(name: str) -> None:
+def test_the_same_table_is_made_and_verified_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The advice, the grid and the trainer of a run ask for it one after the other."""
-    asked = {"num_ranks": 4, "num_microbatches": 8, "virtual": virtual_of(name, 2)}
-    assert build_schedule(name, **asked) is build_schedule(name, **asked)  # type: ignore[arg-type]
+    verified: list[str] = []
+    monkeypatch.setattr(schedules, "verify", lambda table: verified.append(table.name))
+    assert plan_of(name).sample is plan_of(name).training(112)
+    assert verified == [name]
+
+
+def test_a_named_table_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = replace(one_f_one_b(4, 2), num_microbatches=3, directions=(0, 0, 0))
+    family = Family(lambda p, m, v, times: faulty)
+    monkeypatch.setattr(schedules, "SCHEDULES", {"faulty": family})
+    with pytest.raises(ScheduleError, match=r"B\(stage 0, micro-batch 2\) is missing"):
+        plan_of("faulty")
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
