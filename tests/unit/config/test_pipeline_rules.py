@@ -248,6 +248,13 @@ def test_a_table_that_cannot_run_is_refused_with_the_reason(problems, table: Pat
     assert found.rule == "is no table that can run: rank 0: B(stage 0, micro-batch 3) is missing"
 
 
+def test_text_that_is_no_table_is_a_problem_of_the_config(problems, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (found,) = problems(run("deep.json", 2), world_size=2).values()
+    assert found.path == SCHEDULE
+    assert found.rule == "is no table that can run: has too many lists, one in the other"
+
+
 def test_a_ramp_up_cannot_run_on_a_table(problems, table: Path) -> None:
     changes = run("mine.json", 2)
     changes["training"]["rampup_batch_size"] = [4, 4, 100]
