@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from megatron_lite.command import run_tool
+from megatron_lite.pipeline import picture, table_files
 from megatron_lite.pipeline.actions import Schedule, ScheduleError
 from megatron_lite.pipeline.chimera import chimera
-from megatron_lite.pipeline.picture import as_text, save_picture
 from megatron_lite.pipeline.published import PUBLISHED
 from megatron_lite.pipeline.schedules import SCHEDULES, build_schedule
-from megatron_lite.pipeline.simulate import Timeline, Times, simulate
-from megatron_lite.pipeline.table_files import read_table, table_as_json
+from megatron_lite.pipeline.simulate import Timeline, Times, simulate_shares
 from megatron_lite.pipeline.verify import verify
 
 _EPILOG = """Times are those of one micro-batch on a rank's whole share of the model; a stage takes
 its part of them where a rank holds several in one direction. Ranks start together, and a rank
 computes on while it sends. Activations are counted in micro-batches of one stage; in 1F1B's unit
 where a rank holds one stage, --json says them again."""
+
+SHORTEST_MS, LONGEST_MS = 1e-9, 1e9
+"""Times within these bounds can be summed and drawn without running out of a float's range."""
 
 
 def _parse() -> argparse.Namespace:
@@ -35,13 +37,16 @@ def _parse() -> argparse.Namespace:
         "--compare", action="store_true", help="all schedules in a Markdown table, with formulas"
     )
     parser.add_argument(
-        "--stages", type=int, metavar="P", help="pipeline ranks (pipeline_model_parallel_size)"
+        "--stages", type=_size, metavar="P", help="pipeline ranks (pipeline_model_parallel_size)"
     )
     parser.add_argument(
-        "--micro-batches", type=int, nargs="+", metavar="M", help="of one replica and step"
+        "--micro-batches", type=_size, nargs="+", metavar="M", help="of one replica and step"
     )
     parser.add_argument(
-        "--virtual", type=int, metavar="V", help="stages a rank, where the schedule leaves it open"
+        "--virtual",
+        type=_size,
+        metavar="V",
+        help="stages a rank, where the schedule leaves it open",
     )
     times = parser.add_argument_group("times (ms)")
     times.add_argument("--forward-ms", type=_milliseconds, default=10.0, metavar="MS")
@@ -58,10 +63,15 @@ def _parse() -> argparse.Namespace:
         "--p2p-ms", type=_milliseconds, default=0.0, metavar="MS", help="of a message"
     )
     parser.add_argument(
-        "--live", type=int, metavar="N", help="let Chimera keep N micro-batches alive (default: P)"
+        "--live",
+        type=_size,
+        metavar="N",
+        help="let Chimera keep N micro-batches alive (default: P)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    parser.add_argument("--save-table", type=Path, metavar="FILE", help="write it as a JSON table")
+    parser.add_argument(
+        "--save-table", type=Path, metavar="FILE", help="write it as a table: .json or .csv"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     options = parser.parse_args()
     if fault := _fault(options):
@@ -82,13 +92,29 @@ def _fault(options: argparse.Namespace) -> str | None:
         return "--compare prints a table and nothing else"
     if options.live is not None and options.schedule != "chimera":
         return "--live is for chimera; the others keep what their rule says"
+    for path, what, suffixes in (
+        (options.plot, "picture", picture.SUFFIXES),
+        (options.save_table, "table", table_files.SUFFIXES),
+    ):
+        if path is not None and path.suffix not in suffixes:
+            return f"{path}: a {what}'s name ends in {' or '.join(suffixes)}"
     return None
 
 
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
+    return int(text)
+
+
 def _milliseconds(text: str) -> float:
-    time = float(text)
-    if not 0 <= time < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time")
+    try:
+        time = float(text)
+    except ValueError:
+        time = math.nan
+    if time != 0 and not SHORTEST_MS <= time <= LONGEST_MS:
+        limits = f"ms from {SHORTEST_MS:g} to {LONGEST_MS:g}"
+        raise argparse.ArgumentTypeError(f"{text} is no time: {limits}, or 0 for no time at all")
     return time
 
 
@@ -102,7 +128,7 @@ def main() -> None:
         print("\n".join(_comparison(options, times)))
         return
     schedule = _schedule(options, times)
-    timeline = _timed(schedule, times, options.p2p_ms)
+    timeline = simulate_shares(schedule, times, p2p_time=options.p2p_ms)
     facts = _facts(schedule, timeline)
     if options.json:
         print(json.dumps(facts))
@@ -110,14 +136,16 @@ def main() -> None:
         print(_report(schedule, timeline, facts))
     if options.plot is not None:
         title = f"{schedule.name}: {timeline.makespan:g} ms, {timeline.bubble_fraction:.1%} idle"
-        save_picture(options.plot, schedule, timeline, title)
+        picture.save_picture(options.plot, schedule, timeline, title)
     if options.save_table is not None:
-        options.save_table.write_text(table_as_json(schedule), encoding="utf-8")
+        as_csv = options.save_table.suffix == ".csv"
+        write = table_files.table_as_csv if as_csv else table_files.table_as_json
+        options.save_table.write_text(write(schedule), encoding="utf-8")
 
 
 def _schedule(options: argparse.Namespace, times: Times) -> Schedule:
     if options.table is not None:
-        return read_table(options.table)
+        return table_files.read_table(options.table)
     count = options.micro_batches[0]
     if options.live is not None:
         durations = times.durations(split_backward=False)
@@ -129,12 +157,6 @@ def _schedule(options: argparse.Namespace, times: Times) -> Schedule:
         virtual=options.virtual,
         times=times,
     )
-
-
-def _timed(schedule: Schedule, times: Times, p2p_ms: float = 0.0) -> Timeline:
-    chunks = schedule.num_stages / schedule.num_ranks
-    durations = times.durations(split_backward=schedule.split_backward, chunks=chunks)
-    return simulate(schedule, durations=durations, p2p_time=p2p_ms)
 
 
 def _facts(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
@@ -163,7 +185,7 @@ def _report(schedule: Schedule, timeline: Timeline, facts: dict[str, Any]) -> st
         f" {schedule.num_microbatches} micro-batches",
         f"step {timeline.makespan:g} ms, bubble {timeline.bubble_fraction:.2%}",
         "",
-        as_text(schedule, timeline, columns=shutil.get_terminal_size((120, 24)).columns),
+        picture.as_text(schedule, timeline, columns=shutil.get_terminal_size((120, 24)).columns),
         "",
         "        idle ms   activations kept until B   until W",
     ]
@@ -193,7 +215,8 @@ def _comparison(options: argparse.Namespace, times: Times) -> list[str]:
         except ScheduleError as reason:
             rows.append([name, str(reason), *[""] * (len(head) - 2)])
             continue
-        rows.append([name, *_kept(name, tables, chunks), *_bubbles(name, tables, chunks, times)])
+        bubbles = _bubbles(name, tables, chunks, times, options.p2p_ms)
+        rows.append([name, *_kept(name, tables, chunks), *bubbles])
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
@@ -208,12 +231,15 @@ def _kept(name: str, tables: list[Schedule], chunks: int) -> list[str]:
     return [" / ".join(dict.fromkeys(cells)) for cells in (published, found)]
 
 
-def _bubbles(name: str, tables: list[Schedule], chunks: int, times: Times) -> list[str]:
+def _bubbles(
+    name: str, tables: list[Schedule], chunks: int, times: Times, p2p_ms: float
+) -> list[str]:
+    """Published, where messages take no time, and simulated."""
     cells = []
     for table in tables:
         sizes = (table.num_ranks, table.num_microbatches, chunks)
         cells.append(f"{PUBLISHED[name].bubble(*sizes, times):.1%}")
-        cells.append(f"{_timed(table, times).bubble_fraction:.1%}")
+        cells.append(f"{simulate_shares(table, times, p2p_time=p2p_ms).bubble_fraction:.1%}")
     return cells
 
 

@@ -43,10 +43,11 @@ def chimera(
     directions = [i % 2 for i in range(num_microbatches)]
     empty = empty_table("chimera", (down, down[::-1]), directions)
     usual: Mapping[Kind, float] = {"F": durations["F"], "B": 2 * durations["F"]}
+    room = num_ranks if live is None else live
     assumed = (durations,) if durations == usual else (durations, usual)
     return quickest(
         (
-            arrange(empty, durations=times, live=live or num_ranks, rule=rule)
+            arrange(empty, durations=times, live=room, rule=rule)
             for times in assumed
             for rule in (forwards_first, backwards_first)
         ),

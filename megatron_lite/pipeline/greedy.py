@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
 from megatron_lite.pipeline.messages import consumer
-from megatron_lite.pipeline.simulate import simulate
+from megatron_lite.pipeline.simulate import check_times, simulate
 
 Rule = Callable[[Kind, int, int], tuple[int, ...]]
 """(kind, stage, turn: the micro-batch's number within its direction) → the smallest comes first."""
@@ -72,10 +72,19 @@ def quickest(tables: Iterable[Schedule], durations: Mapping[Kind, float]) -> Sch
 
 
 def in_ticks(durations: Mapping[Kind, float]) -> dict[Kind, int]:
-    """Whole numbers in the same ratios, so that sums over different ways compare exactly."""
-    exact = {kind: Fraction(time).limit_denominator(10**6) for kind, time in durations.items()}
-    tick = Fraction(1, math.lcm(*(time.denominator for time in exact.values())))
-    return {kind: int(time / tick) for kind, time in exact.items()}
+    """Whole numbers in the same ratios, so that sums over different ways compare exactly.
+
+    What is less than a millionth of the longest time counts as a millionth of it.
+    """
+    check_times(durations)
+    longest = Fraction(max(durations.values()))
+    least = Fraction(1, 10**6)
+    shares = {
+        kind: max(least, (Fraction(time) / longest).limit_denominator(least.denominator))
+        for kind, time in durations.items()
+    }
+    ticks = math.lcm(*(share.denominator for share in shares.values()))
+    return {kind: int(share * ticks) for kind, share in shares.items()}
 
 
 class _Arranger:

@@ -21,6 +21,8 @@ LEFT, TOP, ROW, GAP, BOTTOM, WIDTH = 64, 34, 28, 5, 44, 1400
 LETTER = 7
 """Pixels that a letter is wide, about."""
 LIGHTNESS = {"F": 0.74, "B": 0.50, "W": 0.80}
+SUFFIXES = (".svg", ".png")
+"""The formats of save_picture."""
 GOLDEN = 0.618034
 """Steps of this part of the circle keep neighbours apart for any number of colours."""
 

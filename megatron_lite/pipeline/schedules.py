@@ -1,13 +1,14 @@
 """The schedules by name, and evaluation's. The generators are in a file for each family.
 
-They state only the order of work on each rank; messages.py derives what is sent, verify.py checks
-the table. A table depends on sizes and relative times alone.
+They state only the order of work on each rank; messages.py derives what is sent, verify.py has
+checked each table that build_schedule returns. A table depends on sizes and relative times alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 from megatron_lite.pipeline.actions import Action, Kind, Schedule, ScheduleError
@@ -15,6 +16,7 @@ from megatron_lite.pipeline.chimera import chimera
 from megatron_lite.pipeline.classic import gpipe, interleaved, one_f_one_b
 from megatron_lite.pipeline.simulate import Times
 from megatron_lite.pipeline.table_files import is_table_file, read_table
+from megatron_lite.pipeline.verify import verify
 from megatron_lite.pipeline.zero_bubble import dualpipev, zb_h1, zbv
 
 Durations = Mapping[Kind, float]
@@ -112,7 +114,7 @@ def build_schedule(
     virtual: int | None = None,
     times: Times | None = None,
 ) -> Schedule:
-    """The training schedule that `parallel.pipeline_schedule` calls `name`: a name or a file.
+    """The training schedule, verified, that `parallel.pipeline_schedule` calls: a name or a file.
 
     Give `num_stages` (parts of the model), `num_ranks` or both; `virtual` is the number of stages a
     rank, by default what the schedule asks for. `times` are those that chimera arranges its actions
@@ -135,9 +137,17 @@ def build_schedule(
             "a schedule needs at least one stage and one micro-batch,"
             f" got {ranks * chunks} stages and {num_microbatches} micro-batches"
         )
+    return _made(name, ranks, num_microbatches, chunks, times or Times())
+
+
+@lru_cache(maxsize=2)
+def _made(name: str, ranks: int, num_microbatches: int, chunks: int, times: Times) -> Schedule:
+    """A verified table, remembered: a run's advice, its grid and its trainer ask for one each."""
     family = SCHEDULES[name]
-    durations = (times or Times()).durations(split_backward=family.split_backward)
-    return family.make(ranks, num_microbatches, chunks, durations)
+    durations = times.durations(split_backward=family.split_backward)
+    table = family.make(ranks, num_microbatches, chunks, durations)
+    verify(table)
+    return table
 
 
 def _sizes(

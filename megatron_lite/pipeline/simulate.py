@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from megatron_lite.pipeline.actions import Action, Kind, Schedule
-from megatron_lite.pipeline.messages import Message, needs, produces
+from megatron_lite.pipeline.messages import supplier
 from megatron_lite.pipeline.verify import execution_order
 
 
@@ -71,19 +71,16 @@ def simulate(
     `durations` gives the time of one action of each kind, `p2p_time` the time from the end of an
     action to the arrival of its message on another rank; a rank computes on while it sends.
     """
-    _check_times(durations, p2p_time)
+    check_times(durations, p2p_time)
     rows: list[list[TimedAction]] = [[] for _ in range(schedule.num_ranks)]
-    arrival: dict[Message, float] = {}
+    ends: dict[Action, float] = {}
     for rank, action in execution_order(schedule):
         start = rows[rank][-1].end if rows[rank] else 0.0
-        needed = needs(schedule, action)
-        if needed is not None:
-            start = max(start, arrival[needed])
-        end = start + durations[action.kind]
+        giver = supplier(schedule, action)
+        if giver is not None and schedule.rank_of(giver.stage, giver.micro_batch) != rank:
+            start = max(start, ends[giver] + p2p_time)
+        end = ends[action] = start + durations[action.kind]
         rows[rank].append(TimedAction(action, start, end))
-        sent = produces(schedule, action)
-        if sent is not None:
-            arrival[sent] = end + p2p_time
     makespan = max(timed.end for row in rows for timed in row)
     busy = sum(durations[action.kind] for row in schedule.actions for action in row)
     return Timeline(
@@ -93,7 +90,15 @@ def simulate(
     )
 
 
-def _check_times(durations: Mapping[Kind, float], p2p_time: float) -> None:
+def simulate_shares(schedule: Schedule, times: Times, *, p2p_time: float = 0.0) -> Timeline:
+    """Runs `schedule` on ranks whose share of the model takes `times`, in equal stages."""
+    chunks = schedule.num_stages / schedule.num_ranks
+    durations = times.durations(split_backward=schedule.split_backward, chunks=chunks)
+    return simulate(schedule, durations=durations, p2p_time=p2p_time)
+
+
+def check_times(durations: Mapping[Kind, float], p2p_time: float = 0.0) -> None:
+    """ValueError where an action would take no time, or a message less than none."""
     for kind, duration in durations.items():
         if not duration > 0:
             raise ValueError(f"the duration of {kind} must be above 0, got {duration}")

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
 from megatron_lite.pipeline.verify import verify
 
 SUFFIXES = (".json", ".csv")
-_ACTION = re.compile(r"([FBW])(\d+)\.(\d+)")
+_ACTION = re.compile(r"([FBW])([0-9]{1,9})\.([0-9]{1,9})")
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _LABELS = ("micro-batches", "placement", "directions", "rank")
 
 
@@ -44,20 +46,29 @@ def read_table(path: str | Path) -> Schedule:
     wrong, or the verifier's reason.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        parts = _from_json(text) if str(path).endswith(".json") else _from_csv(text)
-        rows = tuple(
-            tuple(_action(text, f"rank {rank}, action {i}") for i, text in enumerate(row))
-            for rank, row in enumerate(parts.rows)
-        )
+        text = Path(path).read_text(encoding="utf-8-sig")  # a spreadsheet's export has a mark
     except OSError as error:
         raise ScheduleError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{path}: not UTF-8 text: {error}") from error
+    return _understood(str(path), text)
+
+
+@lru_cache(maxsize=2)
+def _understood(path: str, text: str) -> Schedule:
+    """The schedule that a text says, remembered: each rule of a config asks for it anew."""
+    try:
+        parts = _from_json(text) if path.endswith(".json") else _from_csv(text)
+        rows = tuple(
+            tuple(_action(text, f"rank {rank}, action {i}") for i, text in enumerate(row))
+            for rank, row in enumerate(parts.rows)
+        )
+    except RecursionError as error:
+        raise ScheduleError(f"{path}: has too many lists, one in the other") from error
     except ScheduleError as error:
         raise ScheduleError(f"{path}: {error}") from error
     schedule = Schedule(
-        name=str(path),
+        name=path,
         num_stages=len(parts.placements[0]),
         num_ranks=len(rows),
         num_microbatches=parts.num_microbatches,
@@ -84,6 +95,17 @@ def table_as_json(schedule: Schedule) -> str:
     return "{\n" + ",\n".join(lines) + ',\n  "actions": [\n' + rows + "\n  ]\n}\n"
 
 
+def table_as_csv(schedule: Schedule) -> str:
+    """The text of a CSV file that read_table reads as `schedule`; a line for each rank."""
+    rows = [
+        ("micro-batches", schedule.num_microbatches),
+        *(("placement", *placement) for placement in schedule.placements),
+        ("directions", *schedule.directions),
+        *(("rank", *map(_text, row)) for row in schedule.actions),
+    ]
+    return "".join(",".join(map(str, row)) + "\n" for row in rows)
+
+
 def _text(action: Action) -> str:
     return f"{action.kind}{action.stage}.{action.micro_batch}"
 
@@ -92,8 +114,8 @@ def _action(text: str, where: str) -> Action:
     found = _ACTION.fullmatch(text)
     if found is None:
         raise ScheduleError(
-            f"{where}: {text!r} is not an action; F0.3 is the forward of stage 0 for micro-batch 3,"
-            " B its backward, W its weights' gradient where B leaves that out"
+            f"{where}: {_short(repr(text))} is not an action; F0.3 is the forward of stage 0 for"
+            " micro-batch 3, B its backward, W its weights' gradient where B leaves that out"
         )
     kind, stage, micro_batch = found.groups()
     return Action(kind, int(stage), int(micro_batch))  # type: ignore[arg-type]
@@ -101,7 +123,7 @@ def _action(text: str, where: str) -> Action:
 
 def _from_json(text: str) -> _Parts:
     try:
-        found = json.loads(text, object_pairs_hook=_once)
+        found = json.loads(text, object_pairs_hook=_once, parse_int=_number)
     except json.JSONDecodeError as error:
         raise ScheduleError(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
     if not isinstance(found, dict):
@@ -133,13 +155,20 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _number(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ScheduleError(f"a number of {len(text)} digits is none of a table")
+    return int(text)
+
+
 def _from_csv(text: str) -> _Parts:
     """Lines that begin with what they hold; empty cells are idle time and mean nothing."""
     found: dict[str, list[list[str]]] = {label: [] for label in _LABELS}
-    for number, (label, cells) in enumerate(_csv_lines(text), start=1):
+    for number, label, cells in _csv_lines(text):
         if label not in found:
             raise ScheduleError(
-                f"line {number} begins with {label!r}; lines begin with {', '.join(_LABELS)}"
+                f"line {number} begins with {_short(repr(label))};"
+                f" lines begin with {', '.join(_LABELS)}"
             )
         if label in ("micro-batches", "directions") and found[label]:
             raise ScheduleError(f"line {number}: a second line of {label}")
@@ -156,11 +185,17 @@ def _from_csv(text: str) -> _Parts:
     )
 
 
-def _csv_lines(text: str) -> Iterator[tuple[str, list[str]]]:
-    for line in csv.reader(text.splitlines()):
-        label, *cells = [cell.strip() for cell in line] or [""]
-        if label or any(cells):
-            yield label, [cell for cell in cells if cell]
+def _csv_lines(text: str) -> Iterator[tuple[int, str, list[str]]]:
+    """Number, label and cells of each line that says something."""
+    lines = csv.reader(text.splitlines(), strict=True)
+    try:
+        for line in lines:
+            label, *cells = [cell.strip() for cell in line] or [""]
+            if label or any(cells):
+                yield lines.line_num, label, [cell for cell in cells if cell]
+    except csv.Error as error:
+        where = f"line {lines.line_num}: {error}"
+        raise ScheduleError(f"{where}; a table needs no quotation marks") from error
 
 
 def _parts(
@@ -190,13 +225,13 @@ def _parts(
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ScheduleError(f"{where} must be a list, not {json.dumps(value)}")
+        raise ScheduleError(f"{where} must be a list, not {_short(json.dumps(value))}")
     return value
 
 
 def _whole(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ScheduleError(f"{where} must be a whole number, not {json.dumps(value)}")
+        raise ScheduleError(f"{where} must be a whole number, not {_short(json.dumps(value))}")
     return value
 
 
@@ -205,6 +240,11 @@ def _wholes(value: Any, where: str) -> list[int]:
 
 
 def _cell(text: str, where: str) -> int:
-    if not re.fullmatch(r"\d+", text):
-        raise ScheduleError(f"{where} must be whole numbers, not {text!r}")
-    return int(text)
+    if not (text.isascii() and text.isdigit()):
+        raise ScheduleError(f"{where} must be whole numbers, not {_short(repr(text))}")
+    return _number(text)
+
+
+def _short(text: str) -> str:
+    """What an error quotes of the file; a stray quotation mark makes a cell of half of it."""
+    return text if len(text) <= 60 else text[:60] + "…"

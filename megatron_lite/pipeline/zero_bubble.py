@@ -59,8 +59,10 @@ def dualpipev(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Forwards and backwards come in pairs that may overlap where a device can run both at once. Only
     where the pipeline empties are backwards split. Keeps at most 2 P + 1 half-sized stages'
-    activations until B. Idle at m >= 2 P, with pairs that hand over at their end:
-    (P - 1)(F&B + B_full - 3 W) at F = B = W and less elsewhere.
+    activations until B. Idle at m >= 2 P, were a pair (a forward and, right behind it, the backward
+    of the rank's other stage) to hand both results over at its end:
+    (P - 1)(F&B + B_full - 3 W) at F = B = W and less at other times that tests try. The forward's
+    result goes ahead of the backward here, which leaves half of that at F = B = W.
     """
     return _v_schedule("dualpipev", num_ranks, num_microbatches, _fill_dualpipev)
 

@@ -5,27 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megatron_lite.config.batch import data_parallel_size, num_microbatches
-from megatron_lite.config.rules.pipeline import ends_and_directions, num_stages
+from megatron_lite.config.rules.pipeline import ends_and_directions, num_stages, table_of
 from megatron_lite.config.schema import RunConfig
-from megatron_lite.pipeline.published import PUBLISHED
-from megatron_lite.pipeline.simulate import Times
+from megatron_lite.pipeline.simulate import Times, simulate_shares
 from megatron_lite.pipeline.table_files import is_table_file
+
+MOST_TO_SIMULATE = 5_000
+"""(Stage, micro-batch) pairs of a table; the time for more is not spent on a warning."""
+LEAST_IDLE = 0.01
+"""The share of a step that is worth one."""
 
 
 def idle_stages(cfg: RunConfig, world_size: int) -> Iterator[str]:
-    """A pipeline fills and drains, for the share of a step that its schedule's formula gives."""
+    """A pipeline fills and drains, which takes a share of each step."""
     pp, training = cfg.parallel.pipeline_model_parallel_size, cfg.training
-    name = cfg.parallel.pipeline_schedule
     dp = data_parallel_size(world_size, cfg.parallel)
     count = num_microbatches(training.global_batch_size, training.micro_batch_size, dp)
-    if pp == 1 or count >= 4 * pp or is_table_file(name):
+    if pp == 1 or count >= 4 * pp:
         return
+    if num_stages(cfg) * count > MOST_TO_SIMULATE:
+        idle = "for a share of a step that tools/pipeline_timeline.py tells"
+    else:
+        share = simulate_shares(table_of(cfg, count), Times()).bubble_fraction
+        if share < LEAST_IDLE:
+            return
+        idle = f"{share:.0%} of a step"
     what = "fewer than the stages, so that never all work" if count < pp else "few"
-    idle = PUBLISHED[name].bubble(pp, count, num_stages(cfg) // pp, Times())
-    enough = 4 * pp * training.micro_batch_size * dp
+    enough = f"global_batch_size {4 * pp * training.micro_batch_size * dp}"
+    if is_table_file(cfg.parallel.pipeline_schedule):
+        enough += f" with a table for {4 * pp}"
     yield (
-        f"{count} micro-batches for {pp} pipeline stages are {what}: stages idle {idle:.0%} of a "
-        f"step; global_batch_size {enough} would give 4 micro-batches a stage"
+        f"{count} micro-batches for {pp} pipeline stages are {what}: stages idle {idle}; "
+        f"{enough} would give 4 micro-batches a stage"
     )
 
 
@@ -67,9 +78,10 @@ def nothing_to_compare(cfg: RunConfig, world_size: int) -> Iterator[str]:
     if not cfg.training.check_replicas_interval or parallel.tensor_model_parallel_size > 1:
         return
     tied = not cfg.model.untie_embeddings_and_output_weights
-    replicas = zero.stage < 3 and data_parallel_size(world_size, parallel) > 1
+    if zero.stage < 3 and data_parallel_size(world_size, parallel) > 1:
+        return
     first, last, ways = ends_and_directions(cfg)
-    if not replicas and ways == 1 and not (tied and first != last):
+    if ways == 1 and not (tied and first != last):
         yield (
             "training.check_replicas_interval has nothing to compare: no two ranks hold copies "
             "of the same weights on this layout"

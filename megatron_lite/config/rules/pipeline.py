@@ -35,6 +35,21 @@ def _table(cfg: RunConfig) -> Schedule | None:
         raise Absent(SCHEDULE) from None
 
 
+def table_of(cfg: RunConfig, num_microbatches: int) -> Schedule:
+    """The run's table of so many micro-batches; that of a file is as it is."""
+    return _table(cfg) or _built(cfg, num_microbatches)
+
+
+def _built(cfg: RunConfig, num_microbatches: int) -> Schedule:
+    parallel = cfg.parallel
+    return build_schedule(
+        parallel.pipeline_schedule,
+        num_ranks=parallel.pipeline_model_parallel_size,
+        num_microbatches=num_microbatches,
+        virtual=parallel.virtual_pipeline_model_parallel_size,
+    )
+
+
 def num_stages(cfg: RunConfig) -> int:
     """Parts that the model is cut into; Absent where another rule refuses the schedule."""
     parallel = cfg.parallel
@@ -49,15 +64,8 @@ def num_stages(cfg: RunConfig) -> int:
 
 def ends_and_directions(cfg: RunConfig) -> tuple[int, int, int]:
     """The ranks of the first and of the last stage, and how many directions there are."""
-    parallel, table = cfg.parallel, _table(cfg)
-    if table is None:
-        group = SCHEDULES[parallel.pipeline_schedule].group(parallel.pipeline_model_parallel_size)
-        table = build_schedule(
-            parallel.pipeline_schedule,
-            num_ranks=parallel.pipeline_model_parallel_size,
-            num_microbatches=group,
-            virtual=parallel.virtual_pipeline_model_parallel_size,
-        )
+    name, pp = cfg.parallel.pipeline_schedule, cfg.parallel.pipeline_model_parallel_size
+    table = _table(cfg) or _built(cfg, SCHEDULES[name].group(pp))
     return table.placements[0][0], table.placements[0][-1], len(table.placements)
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron_lite.pipeline import schedules
 from megatron_lite.pipeline.actions import Action, Schedule, ScheduleError
+from megatron_lite.pipeline.chimera import chimera
+from megatron_lite.pipeline.classic import one_f_one_b
+from megatron_lite.pipeline.greedy import in_ticks
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.pipeline.schedules import (
     SCHEDULES,
+    Family,
     build_schedule,
     chunks_a_rank,
     forward_only,
@@ -218,12 +225,51 @@ def test_stages_ranks_and_stages_a_rank_must_agree() -> None:
         build_schedule("interleaved", num_ranks=2, num_microbatches=4, virtual=1)
 
 
-def test_a_table_depends_on_relative_times_alone() -> None:
+@pytest.mark.parametrize("scale", [1e-9, 3e-7, 0.1, 1e9])
+def test_a_table_depends_on_relative_times_alone(scale: float) -> None:
     one, other, unlike = (
         build_schedule("chimera", num_ranks=8, num_microbatches=16, times=times)
-        for times in (Times(), Times(0.1, 0.2, 0.1), Times(1, 1, 0.5))
+        for times in (Times(), Times(scale, 2 * scale, scale), Times(1, 1, 0.5))
     )
     assert one == other != unlike
+
+
+def test_times_far_apart_are_arranged_and_none_is_nothing() -> None:
+    assert in_ticks({"F": 0.1, "B": 0.3}) == {"F": 1, "B": 3}
+    assert in_ticks({"F": 1e-9, "B": 3}) == {"F": 1, "B": 10**6}
+    with pytest.raises(ValueError, match="duration of F must be above 0, got 0"):
+        in_ticks({"F": 0, "B": 1})
+
+
+@pytest.mark.parametrize("live", [-3, 0, 1])
+def test_chimera_needs_room_for_both_its_parts(live: int) -> None:
+    durations = Times().durations(split_backward=False)
+    with pytest.raises(ScheduleError, match=f"room for 2 micro-batches, .* got {live}"):
+        chimera(4, 8, durations=durations, live=live)
+
+
+def plan_of(name: str) -> SchedulePlan:
+    virtual = 2 if name == "interleaved" else None
+    return SchedulePlan.of(name, num_ranks=4, num_microbatches=112, virtual=virtual)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_the_same_table_is_made_and_verified_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice, the grid and the trainer of a run ask for it one after the other."""
+    verified: list[str] = []
+    monkeypatch.setattr(schedules, "verify", lambda table: verified.append(table.name))
+    assert plan_of(name).sample is plan_of(name).training(112)
+    assert verified == [name]
+
+
+def test_a_named_table_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = replace(one_f_one_b(4, 2), num_microbatches=3, directions=(0, 0, 0))
+    family = Family(lambda p, m, v, times: faulty)
+    monkeypatch.setattr(schedules, "SCHEDULES", {"faulty": family})
+    with pytest.raises(ScheduleError, match=r"B\(stage 0, micro-batch 2\) is missing"):
+        plan_of("faulty")
 
 
 def test_unknown_name_lists_the_known_ones() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from megatron_lite.pipeline.actions import ScheduleError
+from megatron_lite.pipeline.greedy import arrange, empty_table, forwards_first
+from megatron_lite.pipeline.plan import SchedulePlan
 from megatron_lite.pipeline.schedules import SCHEDULES, build_schedule
-from megatron_lite.pipeline.table_files import read_table, table_as_json
+from megatron_lite.pipeline.table_files import read_table, table_as_csv, table_as_json
 from tests.random_tables import random_table
 
 LEGAL: dict[str, Any] = {
@@ -24,6 +26,8 @@ placement,0,1
 rank,F0.0,F0.1,,B0.0,,B0.1
 rank,,F1.0,B1.0,F1.1,B1.1
 """
+
+WRITERS = {"json": table_as_json, "csv": table_as_csv}
 
 
 def written(tmp_path: Path, content: object) -> Path:
@@ -52,12 +56,25 @@ def test_every_named_schedule_comes_back_from_a_file(name: str, tmp_path: Path) 
     assert replace(build_schedule(str(path), num_microbatches=8), name=name) == schedule
 
 
-def test_random_tables_come_back_from_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_random_tables_come_back_from_a_file(suffix: str, tmp_path: Path) -> None:
     for seed in range(40):
         schedule = random_table(seed, 1 + seed % 4)
-        path = tmp_path / "table.json"
-        path.write_text(table_as_json(schedule))
+        path = tmp_path / f"table.{suffix}"
+        path.write_text(WRITERS[suffix](schedule))
         assert replace(read_table(path), name=schedule.name) == schedule
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_two_directions_whose_ends_lie_apart_come_back(suffix: str, tmp_path: Path) -> None:
+    """Neither way begins or ends on the first or on the last rank."""
+    empty = empty_table("apart", ((1, 3, 0, 2), (2, 0, 3, 1)), (0, 1, 1, 0, 1, 1))
+    schedule = arrange(empty, durations={"F": 1, "B": 2}, live=4, rule=forwards_first)
+    path = tmp_path / f"apart.{suffix}"
+    path.write_text(WRITERS[suffix](schedule))
+    assert replace(read_table(path), name="apart") == schedule
+    plan = SchedulePlan.of(str(path), num_ranks=4, num_microbatches=6)
+    assert plan.bidirectional and plan.ends == (1, 2)
 
 
 def test_json_and_csv_say_the_same(tmp_path: Path) -> None:
@@ -137,6 +154,40 @@ def test_a_faulty_table_is_refused(change: dict[str, Any], reason: str, tmp_path
 def test_a_faulty_csv_is_refused(old: str, new: str, reason: str, tmp_path: Path) -> None:
     said = refusal(written(tmp_path, LEGAL_CSV.replace(old, new)))
     assert reason in said and "mine.csv" in said
+
+
+NO_TABLES = {
+    "deep.json": ("[" * 100_000, "has too many lists, one in the other"),
+    "digits.json": ('{"micro_batches": ' + "1" * 5000 + "}", "a number of 5000 digits is none"),
+    "action.csv": (LEGAL_CSV.replace("F0.1", "F0." + "1" * 5000), "rank 0, action 1: 'F0.11"),
+    "count.csv": (LEGAL_CSV.replace(",2", "," + "1" * 5000), "a number of 5000 digits is none"),
+    "long.csv": (LEGAL_CSV + 'rank,"' + "F0.0," * 30_000, "line 5: field larger than"),
+    "open.csv": (LEGAL_CSV.replace("rank,F", 'rank,"F'), "line 4: unexpected end of data"),
+    "blank.csv": ("\n\n" + LEGAL_CSV.replace("placement", "place"), "line 4 begins with 'place'"),
+    "arabic.csv": (LEGAL_CSV.replace("F0.0", "F\u0660.0"), "rank 0, action 0: 'F\u0660.0' is not"),
+    "arabic2.csv": (LEGAL_CSV.replace(",0,1", ",\u0660,1"), "placement must be whole numbers"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TABLES)
+def test_text_that_no_table_needs_is_refused(name: str, tmp_path: Path) -> None:
+    """With the path, and with no more of the text than one can read."""
+    content, reason = NO_TABLES[name]
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    said = refusal(tmp_path / name)
+    assert said.startswith(f"{tmp_path / name}: {reason}")
+    assert len(said) < len(str(tmp_path)) + 300
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    """Spreadsheets write one in front of "CSV UTF-8"."""
+    path = written(tmp_path, LEGAL_CSV)
+    without = read_table(path)
+    path.write_text(LEGAL_CSV, encoding="utf-8-sig")
+    assert read_table(path) == without
+    path = written(tmp_path, LEGAL)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert read_table(path).actions == without.actions
 
 
 def test_files_that_are_no_tables_are_refused(tmp_path: Path) -> None:

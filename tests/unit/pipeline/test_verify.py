@@ -5,6 +5,7 @@ That it refuses what cannot run and nothing else is in test_mutations.py.
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,27 @@ def test_inconsistent_tables_are_refused(change: dict[str, object], reason: str)
     schedule = replace(make("gpipe", 2, 2), **change)  # type: ignore[arg-type]
     with pytest.raises(ScheduleError, match=reason):
         verify(schedule)
+
+
+def test_a_short_table_of_large_sizes_costs_little() -> None:
+    """Sizes alone, 300 stages and micro-batches, would make 180,000 actions, some 40 MB."""
+    row = [Action("F", stage, 0) for stage in range(300)]
+    schedule = Schedule.one_way("1f1b", placement=(0,) * 300, num_microbatches=300, actions=[row])
+    tracemalloc.start()
+    try:
+        with pytest.raises(ScheduleError, match=r"rank 0: B\(stage 0, micro-batch 0\) is missing"):
+            verify(schedule)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1_000_000
+
+
+def test_an_action_of_another_rank_is_refused_even_where_it_stands_on_its_own_too() -> None:
+    rows = [list(row) for row in make("gpipe", 2, 1).actions]
+    rows[1].append(rows[0][0])
+    with pytest.raises(ScheduleError, match=r"rank 1: F\(stage 0.* its stage is on rank 0"):
+        verify(with_rows(make("gpipe", 2, 1), rows))
 
 
 def split_table(*row: str) -> Schedule:
