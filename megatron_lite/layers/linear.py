@@ -7,6 +7,7 @@ cut, the partial outputs are summed. `t` tokens, `k` input and `n` output featur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ class _SplitLinear(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        grad_weight = _now_or(ctx.later, ctx.parameter, lambda: grad.t() @ x)
+        grad_weight = _now_or(ctx.later, ctx.parameter, lambda grad, x: grad.t() @ x, grad, x)
         return grad @ weight, grad_weight, grad.sum(0) if ctx.has_bias else None, None
 
 
@@ -191,20 +192,26 @@ class _ColumnLinear(Function):
         else:
             work = dist.all_reduce(grad_x, group=group.handle, async_op=True)
 
-        def weight_gradient() -> Tensor:
+        def product(grad: Tensor, x: Tensor) -> Tensor:
             return grad.t() @ (all_gather_first(x, group) if sequence_parallel else x)
 
-        grad_weight = _now_or(ctx.later, ctx.parameter, weight_gradient)
+        grad_weight = _now_or(ctx.later, ctx.parameter, product, grad, x)
         grad_bias = grad.sum(0) if ctx.has_bias else None
         work.wait()
         return summed, grad_weight, grad_bias, None, None, None
 
 
 def _now_or(
-    later: WeightGradients | None, weight: nn.Parameter, compute: Callable[[], Tensor]
+    later: WeightGradients | None,
+    weight: nn.Parameter,
+    product: Callable[[Tensor, Tensor], Tensor],
+    grad: Tensor,
+    x: Tensor,
 ) -> Tensor | None:
-    """A weight's gradient, or None where a split backward computes it later."""
+    """A weight's gradient, the product of its output's gradient and its input, or None where a
+    split backward computes it later."""
     if later is None or not later.are_deferred:
-        return compute()
-    later.leave(weight, compute)
+        return product(grad, x)
+    # Without the graphs that hang on them, or all of the stage's would wait, too.
+    later.leave(weight, partial(product, grad.detach(), x.detach()))
     return None

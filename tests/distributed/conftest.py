@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.distributed import schedules
 from tests.distributed.models import GPT, LLAMA, write_config, write_corpus
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import Result, train
@@ -21,10 +23,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def configs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("configs")
-    return {
-        name: write_config(folder / f"{name}.json", corpus, model) for name, model in MODELS.items()
-    }
+    return _written(MODELS, corpus, tmp_path_factory.mktemp("configs"))
+
+
+@pytest.fixture(scope="session")
+def deep_configs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same with layers enough for several stages a rank."""
+    return _written(schedules.MODELS, corpus, tmp_path_factory.mktemp("deep"))
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +37,27 @@ def one_process(
     configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Result]:
     """The run of one process that every layout is compared with."""
+    return _reference(configs, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def deep_reference(
+    deep_configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Result]:
+    """The same of the deeper models."""
+    return _reference(deep_configs, tmp_path_factory)
+
+
+def _written(models: dict[str, dict[str, Any]], corpus: Path, folder: Path) -> dict[str, Path]:
+    return {
+        name: write_config(folder / f"{name}.json", corpus, model) for name, model in models.items()
+    }
+
+
+def _reference(
+    configs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Result]:
+    """Runs of one process by name of the config, each made once."""
     found: dict[str, Result] = {}
 
     def reference(model: str) -> Result:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megatron_lite.checkpoint.manifest import STATES
 from megatron_lite.engine.interface import Engine
 from megatron_lite.guard import TrainingStopped
+from megatron_lite.layers.deferred import Deferred
 from megatron_lite.models.gpt import GPTStage
 from megatron_lite.trainer import Trainer
 from tests.distributed.runs import Result, logical_state, make_trainer
@@ -44,21 +45,30 @@ def poison(
     parameter: str = "mlp.down.weight",
 ) -> None:
     """Write an infinity into one gradient of `ranks` at iterations `steps`, counted from 1; it is
-    that of a `parameter` of their first layer."""
+    that of a `parameter` of their first layer, also where a split backward puts it off."""
     if dist.get_rank() not in ranks:
         return
     stage = next(iter(trainer.engine.modules().values()))
     assert isinstance(stage, GPTStage)
     chosen = stage.layers[0].get_parameter(parameter)
 
-    def spoil(grad: torch.Tensor) -> torch.Tensor | None:
-        if trainer.progress.iteration + 1 not in steps:
-            return None
+    def spoil(grad: torch.Tensor | None) -> torch.Tensor | None:
+        # Of a gradient that is put off the hook is called, too, with none.
+        if grad is None or trainer.progress.iteration + 1 not in steps:
+            return grad
         grad = grad.clone()
         grad.view(-1)[3] = float("inf")
         return grad
 
     chosen.register_hook(spoil)
+    second_half = trainer.engine.backward_weight
+
+    def spoilt(half: Deferred) -> Deferred:
+        return (
+            Deferred(half.weight, lambda: spoil(half.compute())) if half.weight is chosen else half
+        )
+
+    trainer.engine.backward_weight = lambda waiting: second_half(map(spoilt, waiting))  # type: ignore[method-assign]
 
 
 def train_poisoned(

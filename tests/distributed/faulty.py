@@ -1,7 +1,8 @@
 """megatron_lite.train with a fault: `FAULT=raise:2:3` lets rank 2 raise in iteration 3.
 
 Kinds: raise, kill (SIGKILL), exit (with code 0), hang, stop (SIGSTOP in its forward), wait (for a
-message that never comes), poison (an infinity in every gradient). The rank in DEAF ignores SIGTERM.
+message that never comes), poison (an infinity in every gradient), F, B and W (raise within the
+third such action of the iteration). The rank in DEAF ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from megatron_lite.engine.interface import Engine
 from megatron_lite.rendezvous import launch_facts
 from megatron_lite.train import main
 from megatron_lite.trainer import Trainer
+
+ACTIONS = {"F": ["forward"], "B": ["backward", "backward_input"], "W": ["backward_weight"]}
+"""What an engine does in an action of a kind."""
 
 
 def strike(kind: str, trainer: Trainer) -> None:
@@ -39,6 +46,24 @@ def strike(kind: str, trainer: Trainer) -> None:
         for module in trainer.engine.modules().values():
             for parameter in module.parameters():
                 parameter.register_hook(lambda grad: grad * float("inf"))
+    if kind in ACTIONS:
+        raise_within(trainer.engine, ACTIONS[kind])
+
+
+def raise_within(engine: Engine, names: list[str]) -> None:
+    """Let the third call of the methods `names` raise."""
+    sound = iter(range(2))
+
+    def third(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def computing(*args: Any) -> Any:
+            if next(sound, None) is None:
+                raise ArithmeticError("a planned fault")
+            return compute(*args)
+
+        return computing
+
+    for name in names:
+        setattr(engine, name, third(getattr(engine, name)))
 
 
 def install(fault: str, deaf: str) -> None:

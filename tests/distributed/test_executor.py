@@ -9,70 +9,22 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from megatron_lite.layers.deferred import Deferred, WeightGradients
-from megatron_lite.layers.linear import column_parallel_linear
 from megatron_lite.mpu.grid import Grid
-from megatron_lite.mpu.groups import Group, ProcessGroups
+from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Action, Schedule
-from megatron_lite.pipeline.executor import PipelineExecutor, Program, Root
+from megatron_lite.pipeline.executor import PipelineExecutor, Program
 from megatron_lite.pipeline.messages import needs
 from megatron_lite.pipeline.p2p import Mailbox
 from megatron_lite.pipeline.schedules import build_schedule
 from megatron_lite.pipeline.verify import verify
+from tests.distributed.chain import ROWS, WIDTH, Stages, micro_batches
 from tests.distributed.ranks import on_ranks
 from tests.random_tables import random_table
 
-WIDTH, ROWS = 6, 3
 TABLES = {2: range(80), 3: range(80, 140), 4: range(140, 200)}
 """Seeds of the random tables, by number of ranks."""
-
-
-class Stages:
-    """A chain of tanh(linear) layers in double precision; the last one's loss is a weighted sum."""
-
-    def __init__(self, count: int) -> None:
-        torch.manual_seed(count)
-        draws = [torch.randn(WIDTH, WIDTH, dtype=torch.float64) for _ in range(count)]
-        self.weights = [nn.Parameter(draw / WIDTH**0.5) for draw in draws]
-        self.later = WeightGradients()
-
-    def forward(self, stage: int, micro_batch: Tensor, hidden: Tensor | None) -> Tensor:
-        given = micro_batch if hidden is None else hidden
-        inner = torch.tanh(
-            column_parallel_linear(
-                given,
-                self.weights[stage],
-                None,
-                group=Group(),
-                sequence_parallel=False,
-                later=self.later,
-            )
-        )
-        last = stage == len(self.weights) - 1
-        return (inner * micro_batch).sum() if last else inner
-
-    def backward(self, output: Root, gradient: Tensor) -> None:
-        torch.autograd.backward(output, gradient)
-
-    def backward_input(self, output: Root, gradient: Tensor) -> list[Deferred]:
-        return self.later.put_off(output, gradient)
-
-    def backward_weight(self, waiting: list[Deferred]) -> None:
-        for half in waiting:
-            given = half.compute()
-            half.weight.grad = given if half.weight.grad is None else half.weight.grad + given
-
-    def gradients(self) -> dict[int, np.ndarray]:
-        """The gradient of each stage's weight that was used here."""
-        used = {i: w.grad for i, w in enumerate(self.weights) if w.grad is not None}
-        return {stage: grad.numpy() for stage, grad in used.items()}
-
-
-def micro_batches(count: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(count)
-    return list(torch.randn(count, ROWS, WIDTH, generator=generator, dtype=torch.float64))
 
 
 @dataclass
