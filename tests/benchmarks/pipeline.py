@@ -118,11 +118,12 @@ def summary(results: list[Measured], *, quick: bool) -> dict[str, Any]:
 
 def run(schedules: list[str], counts: list[int], repetitions: int) -> list[Measured]:
     """Measure on RANKS processes; each schedule at each number of micro-batches."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["pipeline_work"])  # torch is imported once
     answers = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (str(Path(folder) / "store"), schedules, counts, repetitions, answers)
-        mp.spawn(_rank, arguments, nprocs=RANKS)
+        mp.start_processes(_rank, arguments, nprocs=RANKS, start_method="forkserver")
         results: list[Measured] = answers.get()
     return results
 
