@@ -22,7 +22,8 @@ if [ -n "${SLURM_JOB_ID:-}" ] && [ "$step" -ge 4294967290 ]; then
 exec "$1" -c "import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 os.execvp(sys.argv[1], sys.argv[1:])" "$@"'
-  exec srun --ntasks="$ranks" --kill-on-bad-exit=1 \
+  [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+  exec srun --ntasks="$ranks" --kill-on-bad-exit=1 --export=ALL \
     sh -c "$blocked" rank "$PYTHON" -m megatron_lite.train "$@"
 fi
 

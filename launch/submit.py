@@ -30,6 +30,8 @@ CODE = ("megatron_lite", "launch", "tools")
 SCRIPT = "train.sbatch"
 CONFIG = "config.json"
 REFUSED = 2
+OF_ANOTHER_JOB = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_JOB_END_TIME")
+"""Variables of the job in whose shell this one is submitted; sbatch would hand them on."""
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 
 
@@ -103,13 +105,15 @@ def prepare_and_submit(
         demand_going_on(loaded, "--dependency")
     fill(folder, loaded, script)
     print(f"script       {folder / SCRIPT}")
-    dependency = args.dependency
+    dependency, earlier = args.dependency, list(before)
     for _ in range(args.chain):
         number = submit([*command, *_waits(dependency), *job], env)
-        print(f"job          {number}")
         note(folder, number)
+        print(f"job          {number}")
         print(f"log          {run_dir}/{job_name(launch, run_dir)}-{number}.out")
-        dependency = f"afterany:{number}"
+        # For all of them: where one that waits is cancelled, its followers may not begin at once.
+        earlier.append(number)
+        dependency = f"afterany:{':'.join(earlier)}"
     print(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
 
 
@@ -151,6 +155,8 @@ def shape(loaded: LoadedConfig, site: Mapping[str, str]) -> Shape:
 def environment(site: Mapping[str, str], code: Path) -> dict[str, str]:
     """The variables of the job: as they are here, and the site's."""
     env = {**os.environ, **site}
+    for name in OF_ANOTHER_JOB:
+        env.pop(name, None)
     # Added to, not replaced.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(code), env.get("PYTHONPATH")]))
     # Or else `python -m` would look in the current folder first, where the code may have changed.

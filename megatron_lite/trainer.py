@@ -360,7 +360,8 @@ class Trainer:
         if self.left_because is not None:
             return True
         own = self.stop.poll()
-        if own is None and self.progress.iteration > self._began_at:
+        # Rank 0 tells why, and the others' steps took as long as its own.
+        if own is None and self.groups.grid.rank == 0 and self.progress.iteration > self._began_at:
             own = self._out_of_time()
         if any_rank(own is not None, self.device):
             self.left_because = own or "another rank was asked to"

@@ -52,7 +52,8 @@ class StopRequest:
     @property
     def just_asked(self) -> bool:
         """Whether one more signal is part of the request that was made."""
-        return self._asked is not None and time.monotonic() - self._asked < SAME_REQUEST
+        asked = self._asked if self.is_pressing else None  # launchers don't pass SIGUSR1 on
+        return asked is not None and time.monotonic() - asked < SAME_REQUEST
 
     @property
     def heeded(self) -> bool:

@@ -68,6 +68,13 @@ def test_the_end_of_the_time_leaves_a_save_that_was_asked_for_before(
         own.signalled(signal.SIGTERM)
 
 
+def test_a_signal_right_behind_a_notice_is_a_request_of_its_own(own: Ending) -> None:
+    """No launcher passes SIGUSR1 on as another one."""
+    own.stop.ask("SIGUSR1")
+    own.signalled(signal.SIGTERM)
+    assert own.stop.reason == "SIGTERM" and state(own) == "running"
+
+
 def test_a_lost_launcher_asks_for_a_checkpoint(own: Ending) -> None:
     own.launcher_gone()
     assert own.stop.reason == "the launcher is gone" and state(own) == "running"

@@ -73,10 +73,10 @@ def test_modules_containers_and_options_of_srun(fake: Path) -> None:
     step = f"srun --nodes=1 --ntasks=1 --export=ALL {inside}"
     assert code == 0 and calls == [
         "module load cuda/12.8 python",
-        f"{step} python -m megatron_lite.slurm begin run.json",
+        f"{step} BLOCKED python -m megatron_lite.slurm begin run.json",
         TIME,
         f"srun --kill-on-bad-exit=1 --export=ALL {inside} {TRAIN}",
-        f"{step} python -m megatron_lite.slurm end 0 run.json",
+        f"{step} BLOCKED python -m megatron_lite.slurm end 0 run.json",
     ]
 
 
@@ -105,12 +105,34 @@ def test_a_start_that_makes_no_sense(
 def test_a_job_queues_itself_again(fake: Path) -> None:
     """A Python that is content before the run and says 75 after it."""
     (fake / "python").write_text('#!/bin/sh\n[ "$3" = end ] && exit 75\nexit 0\n')
-    code, calls, _ = run(fake, "train.sbatch")
-    assert code == 0 and calls[-3:] == [TIME, "scontrol requeue 12", "sleep 60"]
-    code, calls, _ = run(fake, "train.sbatch", SCONTROL_CODE="1")
+    for says in ("JobState=RUNNING Reason=None", "JobState=COMPLETING Reason=TimeLimit"):
+        code, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS=says)
+        assert code == 0 and calls[-3:] == [TIME, "scontrol requeue 12", "sleep 60"]
+    env = {"SCONTROL_SAYS": "JobState=RUNNING Reason=None", "SCONTROL_CODE": "1"}
+    code, calls, _ = run(fake, "train.sbatch", **env)
     assert code == 3 and calls[-1] == "scontrol requeue 12"
-    code, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS="JobState=CANCELLED Reason=None")
+    code, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS="JobState=COMPLETING Reason=None")
     assert code == 3 and calls[-1] == TIME, "somebody cancelled it meanwhile"
+
+
+def test_a_task_of_an_array_is_called_by_its_own_name(fake: Path) -> None:
+    (fake / "python").write_text('#!/bin/sh\n[ "$3" = end ] && exit 75\nexit 0\n')
+    env = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "5"}
+    _, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS="JobState=RUNNING", **env)
+    asked = [call for call in calls if call.startswith("scontrol")]
+    assert asked == ["scontrol show job 12_5"] * 2 + ["scontrol requeue 12_5"]
+
+
+@pytest.mark.parametrize(("begun", "code"), [(0, 0), (76, 1)])
+def test_steps_in_a_container_can_be_queued_again_at_the_limit(
+    begun: int, code: int, fake: Path
+) -> None:
+    """No step begins any more then, and so none that asks how the run has ended."""
+    slurm = f'case "$*" in *"slurm begin"*) exit {begun};; *) kill -TERM $PPID; exit 1;; esac'
+    (fake / "srun").write_text(f"#!/bin/sh\n{slurm}\n")
+    env = {"SRUN_OPTIONS": "--container-image=x", "SCONTROL_SAYS": "Reason=TimeLimit"}
+    found, calls, _ = run(fake, "train.sbatch", **env)
+    assert found == code and ("scontrol requeue 12" in calls) == (begun == 0)
 
 
 def test_a_job_that_is_not_to_be_queued_again_says_so_to_slurm(fake: Path) -> None:
@@ -139,7 +161,7 @@ def test_what_follows_the_run_is_done_at_the_end_of_the_time(fake: Path) -> None
     """The signals of the limit go to the commands of the script as well."""
     python = '[ "$3" = end ] || exit 0; kill -TERM $PPID; kill -USR1 $PPID; kill -TERM $$; exit 75'
     (fake / "python").write_text(f"#!/bin/sh\n{python}\n")
-    code, calls, _ = run(fake, "train.sbatch")
+    code, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS="Reason=TimeLimit")
     assert code == 0 and calls[-2:] == ["scontrol requeue 12", "sleep 60"]
 
 
@@ -179,11 +201,11 @@ RANKS = "// DeepSpeed, derived for {} ranks (data parallel 1):\n"
         ({"PYTHON_SAYS": RANKS.format(1)}, "python -m TRAIN"),
         (
             {"SLURM_JOB_ID": "12"},
-            "srun --ntasks=4 --kill-on-bad-exit=1 BLOCKED python -m TRAIN",
+            "srun --ntasks=4 --kill-on-bad-exit=1 --export=ALL BLOCKED python -m TRAIN",
         ),
         (
             {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "4294967290"},  # salloc's shell
-            "srun --ntasks=4 --kill-on-bad-exit=1 BLOCKED python -m TRAIN",
+            "srun --ntasks=4 --kill-on-bad-exit=1 --export=ALL BLOCKED python -m TRAIN",
         ),
         (
             {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0"},

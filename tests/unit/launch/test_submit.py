@@ -97,7 +97,8 @@ def test_b50_a_job_gets_everything(config: Path, fake: Path) -> None:
     values = ["optimizer.lr=0.5", "launch.partition=long", "launch.account=team"]
     values += ["launch.job_name=big", "launch.cpus_per_task=8"]
     sets = [word for value in values for word in ("--set", value)]
-    done = submit(fake, config, "--run-dir", run_dir, "--site", site, *sets)
+    stale = {"SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_END_TIME": "1"}  # of salloc's shell
+    done = submit(fake, config, "--run-dir", run_dir, "--site", site, *sets, **stale)
     assert done.returncode == 0, done.stderr
     folder = run_dir / "submissions/1"
     given = [
@@ -122,6 +123,7 @@ def test_b50_a_job_gets_everything(config: Path, fake: Path) -> None:
         str(folder / "train.sbatch"), str(folder / "config.json"), "--run-dir", str(run_dir)
     ]  # fmt: skip
     assert {name: env[name] for name in ODD} == ODD and env["SBATCH_QOS"] == "high"
+    assert not stale.keys() & env.keys()
     assert env["PYTHONPATH"] == f"{folder / 'code'}{os.pathsep}{ROOT}", "the user's is kept"
     assert not (config.parent / "evil").exists()
     assert json.loads((folder / "config.json").read_text())["optimizer"]["lr"] == 0.5
@@ -208,12 +210,13 @@ def test_the_sites_pythonpath_is_kept(config: Path, fake: Path) -> None:
     assert env["PYTHONPATH"] == f"{config.parent / 'here/submissions/1/code'}{os.pathsep}/opt/lib"
 
 
-def test_a_chain_waits_for_the_job_before(config: Path, fake: Path) -> None:
+def test_a_chain_waits_for_all_jobs_before(config: Path, fake: Path) -> None:
+    """One of them may be cancelled before it has begun."""
     done = submit(fake, config, "--chain", 3, "--dependency", "afterok:5")
     assert done.returncode == 0, done.stderr
     jobs = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("job ")]
     waits = [next(w for w in words if "--dependency" in w) for words, _ in calls(fake)]
-    expected = ["afterok:5", *(f"afterany:{job}" for job in jobs[:-1])]
+    expected = ["afterok:5", f"afterany:{jobs[0]}", f"afterany:{jobs[0]}:{jobs[1]}"]
     assert waits == [f"--dependency={what}" for what in expected] and len(jobs) == 3
 
 
