@@ -5,16 +5,13 @@ launch/submit.py hands them over. No torch.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from megatron_lite.config.errors import show
 from megatron_lite.config.schema import LaunchConfig
+from megatron_lite.json_lines import rows_of
 
 FIRST_LEAD = 120
 """Seconds before the time limit at which a run is asked to leave, where nothing was measured."""
@@ -93,7 +90,7 @@ def lead(run_dir: Path, limit: str | None) -> int:
     Unusable where a job is not as long as that.
     """
     log, whole = run_dir / "metrics.jsonl", limit_seconds(limit)
-    rows = list(_rows(log)) if log.is_file() else []
+    rows = list(rows_of(log.read_text())) if log.is_file() else []
     saves = [row["elapsed_ms"] for row in rows if row["event"] == "save"]
     steps = [row["elapsed_ms_per_iteration"] for row in rows if row["event"] == "train"]
     if not saves or not steps:
@@ -121,9 +118,3 @@ def limit_seconds(limit: str | None) -> int | None:
         numbers.insert(0, 0)
     hours, minutes, left = (*numbers, 0, 0)[:3]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + left or None
-
-
-def _rows(log: Path) -> Iterator[dict[str, Any]]:
-    for line in log.read_text().splitlines():
-        with suppress(json.JSONDecodeError):  # a killed run may leave half a row
-            yield json.loads(line)

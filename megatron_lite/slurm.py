@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,13 @@ from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config
+from megatron_lite.json_lines import rows_of
 from megatron_lite.outcome import Outcome
 from megatron_lite.train import DONE, FAILED, REFUSED, REQUEUE, parse
 
 RESTARTS = "restarts.jsonl"
 FRUITLESS = 2
-"""Restarts in a row without a new checkpoint after which a job is not started again."""
+"""Starts in a row without a new checkpoint after which a job is not started again."""
 AGAIN = 75
 """Exit code by which the job is to be queued again."""
 ONCE = 76
@@ -87,14 +87,10 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
 def _noted(log: Path, now: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Add a line to the starts of the run; returns those before it."""
     text = log.read_text() if log.exists() else ""
-    *whole, torn = text.split("\n")  # a node that failed may have left half a line
+    whole = text[: text.rfind("\n") + 1]  # a node that failed may have left half a line
     with log.open("a") as file:
-        file.write(("\n" if torn else "") + json.dumps(now) + "\n")
-    before = []
-    for line in whole:
-        with suppress(json.JSONDecodeError):
-            before.append(json.loads(line))
-    return before
+        file.write(("" if whole == text else "\n") + json.dumps(now) + "\n")
+    return list(rows_of(whole))
 
 
 def end(ended: str, loaded: LoadedConfig, run_dir: Path) -> int:

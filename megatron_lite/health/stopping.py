@@ -21,7 +21,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        """Who asked first; None: nobody did."""
+        """Who asked first, or first after SIGUSR1; None: nobody did."""
         self.answered = threading.Event()
         """Set once a trainer knows, or is on its way out."""
         self._asked: float | None = None

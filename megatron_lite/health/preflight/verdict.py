@@ -19,15 +19,15 @@ SHOWN = 20
 class PreflightFailed(Exception):
     """The nodes are not fit for the run; says which ranks on which nodes, the same on all ranks."""
 
-    silence = False
-    """Whether rank 0 found that some ranks say nothing, which another start may mend."""
+    def __init__(self, message: str, *, silence: bool = False) -> None:
+        super().__init__(message)
+        self.silence = silence
+        """Whether rank 0 found that some ranks say nothing, which another start may mend."""
 
     @classmethod
     def of(cls, faults: Sequence[str], *, silence: bool = False) -> PreflightFailed:
         """With one or several faults."""
-        found = cls(cls._told(faults))
-        found.silence = silence
-        return found
+        return cls(cls._told(faults), silence=silence)
 
     @staticmethod
     def _told(faults: Sequence[str]) -> str:
