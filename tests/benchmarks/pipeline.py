@@ -2,7 +2,8 @@
 
 `python tests/benchmarks/pipeline.py [--quick] [--schedules …] [--micro-batches 8 16]`. Four ranks
 whose stages sleep (10 ms forward, 20 ms backward, of which 10 ms are weight gradients) run each
-schedule by our executor and by torch.distributed.pipelining in turn, step by step.
+schedule by our executor and by torch.distributed.pipelining in turn, step by step. The simulator is
+asked twice: with messages that take no time, and with the time that they took here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pipeline_work import (
     ONLY_TORCHS,
     TORCH,
     Milliseconds,
+    Sleeping,
     groups_of,
     ours,
     table_of,
@@ -65,8 +67,13 @@ class Measured:
     ours: float
     torchs: float | None
     simulated_bubble: float
+    with_messages: float
+    """The same where a message takes `message_ms`."""
+    message_ms: float
+    """Measured in this run, see message_time."""
     measured_bubble: float
-    """Share of a step in which a rank's stages compute nothing: it waits, or the executor works."""
+    """Share of a step in which a rank's stages compute nothing: it waits, or the executor works.
+    The median over the steps."""
     peak_activations: list[int]
     """Measured, of each rank."""
 
@@ -89,14 +96,16 @@ def main(argv: list[str] | None = None) -> int:
     results = run(args.schedules, counts, repetitions)
     print(
         f"{'schedule':24} {'m':>3} {'ideal ms':>9} {'ours':>8} {'/ideal':>7} {'torch':>8} "
-        f"{'ratio':>6} {'bubble':>7} {'simulated':>9}"
+        f"{'ratio':>6} {'bubble':>7} {'simulated':>9} {'and messages':>12}"
     )
     for r in results:
         torchs = "       -      -" if r.ratio is None else f"{r.torchs:8.1f} {r.ratio:6.3f}"
         print(
             f"{r.schedule:24} {r.micro_batches:3} {r.ideal:9.1f} {r.ours:8.1f} "
-            f"{r.ours / r.ideal:7.3f} {torchs} {r.measured_bubble:7.3f} {r.simulated_bubble:9.3f}"
+            f"{r.ours / r.ideal:7.3f} {torchs} {r.measured_bubble:7.3f} {r.simulated_bubble:9.3f} "
+            f"{r.with_messages:12.3f}"
         )
+    print(f"a message took {results[0].message_ms:.2f} ms, its work on both ranks included")
     print(json.dumps(summary(results, quick=args.quick)))
     return 0
 
@@ -106,7 +115,11 @@ def summary(results: list[Measured], *, quick: bool) -> dict[str, Any]:
     last = {r.schedule: r for r in results}
     return {
         "bubble": {
-            name: {"measured": r.measured_bubble, "simulated": r.simulated_bubble}
+            name: {
+                "measured": r.measured_bubble,
+                "simulated": r.simulated_bubble,
+                "with_messages": r.with_messages,
+            }
             for name, r in last.items()
         },
         "ratio_vs_torch": {n: r.ratio for n, r in last.items() if r.ratio is not None},
@@ -146,15 +159,32 @@ def _rank(
         timeout=timedelta(seconds=60),
     )
     groups = groups_of(RANKS)
-    results = [measure(n, m, groups, repetitions) for n in schedules for m in counts]
+    message = message_time(groups, repetitions)
+    results = [measure(n, m, groups, repetitions, message) for n in schedules for m in counts]
     if rank == 0:
         answers.put(results)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> Measured:
-    """One schedule, by us and by torch in turn."""
+def message_time(groups: ProcessGroups, repetitions: int) -> float:
+    """Milliseconds from the end of an action to the start of the one that waits for its result.
+
+    Of one micro-batch, on which the ranks work one after the other: what the step takes beyond the
+    stages is its 2 (RANKS - 1) messages, with the executor's work around each.
+    """
+    table = SchedulePlan.of("1f1b", num_ranks=RANKS, num_microbatches=1).sample
+    _, compute, step = ours(table, Milliseconds(), groups)
+    alternate([step], WARM_UP)
+    ((seconds, busy),) = alternate([step], repetitions, compute)
+    beyond = [taken - spent for taken, spent in zip(seconds, busy, strict=True)]
+    return 1000 * median(beyond) / (2 * (RANKS - 1))
+
+
+def measure(
+    name: str, count: int, groups: ProcessGroups, repetitions: int, message: float
+) -> Measured:
+    """One schedule, by us and by torch in turn; `message` is a message's time in milliseconds."""
     virtual = STAGES_A_RANK.get(name, 1)
     times = Milliseconds().of_stage(virtual)
     theirs, table = None, None
@@ -177,10 +207,8 @@ def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> M
             torch_step(theirs, count, first=placement[0] == rank, last=placement[-1] == rank)
         )
     alternate(steps, WARM_UP)
-    compute.seconds = 0.0
-    seconds = alternate(steps, repetitions)
-    busy = torch.tensor(compute.seconds, dtype=torch.float64)
-    dist.all_reduce(busy)
+    (seconds, busy), *others = alternate(steps, repetitions, compute)
+    bubbles = [1 - spent / (RANKS * taken) for taken, spent in zip(seconds, busy, strict=True)]
     timeline = simulated(table, times)
     peaks: list[Any] = [None] * RANKS
     dist.all_gather_object(peaks, executor.peak_activations)
@@ -188,34 +216,43 @@ def measure(name: str, count: int, groups: ProcessGroups, repetitions: int) -> M
         schedule=name,
         micro_batches=count,
         ideal=timeline.makespan,
-        ours=1000 * median(seconds[0]),
-        torchs=1000 * median(seconds[1]) if theirs is not None else None,
+        ours=1000 * median(seconds),
+        torchs=1000 * median(others[0][0]) if others else None,
         simulated_bubble=timeline.bubble_fraction,
-        measured_bubble=1 - float(busy) / (RANKS * sum(seconds[0])),
+        with_messages=simulated(table, times, message).bubble_fraction,
+        message_ms=message,
+        measured_bubble=median(bubbles),
         peak_activations=peaks,
     )
 
 
-def alternate(steps: list[Callable[[], None]], repetitions: int) -> list[list[float]]:
-    """Seconds of each step on the slowest rank; they take turns."""
-    seconds: list[list[float]] = [[] for _ in steps]
+def alternate(
+    steps: list[Callable[[], None]], repetitions: int, compute: Sleeping | None = None
+) -> list[tuple[list[float], list[float]]]:
+    """For each of `steps`, which take turns: seconds on the slowest rank, one for each repetition,
+    and what `compute` spent in stages meanwhile, all ranks together."""
+    found: list[tuple[list[float], list[float]]] = [([], []) for _ in steps]
     for _ in range(repetitions):
-        for number, step in enumerate(steps):
+        for step, (seconds, busy) in zip(steps, found, strict=True):
             dist.barrier()
+            before = compute.seconds if compute else 0.0
             started = perf_counter()
             step()
             taken = torch.tensor(perf_counter() - started, dtype=torch.float64)
+            spent = torch.tensor(compute.seconds - before if compute else 0.0, dtype=torch.float64)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-            seconds[number].append(float(taken))
-    return seconds
+            dist.all_reduce(spent)
+            seconds.append(float(taken))
+            busy.append(float(spent))
+    return found
 
 
-def simulated(table: Schedule, times: Milliseconds) -> Timeline:
-    """What the simulator says of the same times."""
+def simulated(table: Schedule, times: Milliseconds, message: float = 0.0) -> Timeline:
+    """What the simulator says of the same times, in milliseconds."""
     durations: dict[Kind, float] = {"F": times.forward, "B": times.backward}
     if table.split_backward:
         durations |= {"B": times.backward - times.weight, "W": times.weight}
-    return simulate(table, durations=durations)
+    return simulate(table, durations=durations, p2p_time=message)
 
 
 if __name__ == "__main__":

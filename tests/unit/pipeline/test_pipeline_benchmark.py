@@ -44,3 +44,4 @@ def test_the_benchmark_runs() -> None:
         split = {"B": 10.0, "W": 10.0} if table.split_backward else {"B": 20.0}
         expected = simulate(table, durations={"F": 10.0, **split}).bubble_fraction
         assert abs(bubble["simulated"] - expected) < 1e-9
+        assert row["message_ms"] > 0 and bubble["with_messages"] > bubble["simulated"]
