@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_lite.health.observation import observe
 from tests.distributed.small import rows
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import (
@@ -32,6 +33,8 @@ def test_two_nodes_train_to_the_end(unbroken: Path) -> None:
     assert text.count(f" iteration       {STEPS}/") == 1, "one rank speaks"
     assert "start 1 of job" in text and "Traceback" not in text
     assert "preflight | 4 ranks on 2 nodes: n1, n2 |" in text and "clocks within" in text
+    seen = observe(unbroken, sleep=lambda seconds: None)
+    assert [one.record.facts.machine for one in seen.ranks.values()] == ["n1", "n1", "n2", "n2"]
 
 
 def test_asked_to_leave_it_is_queued_again_and_goes_on(
