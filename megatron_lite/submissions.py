@@ -129,6 +129,7 @@ def _queue(run_dir: Path, env: Mapping[str, str], cluster: str) -> Iterator[tupl
         env=on_cluster(kept, ""),
         capture_output=True,
         text=True,
+        errors="surrogateescape",  # as in paths; jobs of others may have any name
         check=False,
     )
     if done.returncode:

@@ -56,7 +56,9 @@ def test_a_job_that_sbatch_did_not_hear_of_is_known_by_its_script(tmp_path: Path
     here, there = (
         f"{tmp_path}/{name}/submissions/1/train.sbatch" for name in ("a run", "a runner")
     )
-    env = squeue(tmp_path, f'echo "7 {here} x --run-dir y"', f'echo "8 {there}"', "echo 9")
+    env = squeue(
+        tmp_path, f'echo "7 {here} x --run-dir y"', f'echo "8 {there}"', "printf '9 \\377\\n'"
+    )
     assert unfinished(run_dir, env) == [Job(7)]
 
 
