@@ -33,9 +33,11 @@ AGAIN = 75
 ONCE = 76
 """Exit code by which the job may run, but Slurm is not to queue it again when a node fails."""
 TIME_LIMIT = "time-limit"
-_SIGKILL = "137"
-_KILLED = "ended without a word"
-"""In the error of a rank that did not fail by itself (see ending.py)."""
+_BY_SIGNAL = ("137", "143")
+"""srun's code where SIGKILL or SIGTERM ended a task."""
+_NOT_ITS_FAULT = ("ended without a word", "stopped by SIGTERM")
+"""In the error of a rank that did not fail by itself (see ending.py). Slurm sends SIGTERM to the
+ranks of a job that is to make room for another one; of one that is cancelled nobody asks."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,8 +121,9 @@ def _why_again(code: str, status: Mapping[str, Any]) -> str | None:
         return f"left at iteration {status.get('iteration')}: {status.get('reason')}"
     if code == TIME_LIMIT:
         return "the time limit came before the run had left"
-    early = state is None and code == _SIGKILL  # before it had told anything
-    if early or state == "running" or _KILLED in str(status.get("error")):
+    early = state is None and code in _BY_SIGNAL  # before it had told anything
+    outside = any(sign in str(status.get("error")) for sign in _NOT_ITS_FAULT)
+    if early or state == "running" or outside:
         return f"killed (srun gave {code})"
     if status.get("hung"):  # a node or the network, mostly; the rule for restarts in vain holds
         return f"hung: {status.get('error')}"

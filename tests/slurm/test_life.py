@@ -65,6 +65,27 @@ def test_a_killed_step_is_queued_again_and_goes_on(
     assert_same_losses(tmp_path, unbroken)
 
 
+@pytest.mark.every
+@pytest.mark.parametrize("phase", ["start-up", "training"])
+def test_a_job_that_has_to_make_room_for_another_is_queued_again(
+    phase: str, slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    """Slurm asks the ranks to end, a minute before it ends them itself."""
+    job = submit(slurm, config, tmp_path, phase="training", seconds=0.3)
+    if phase == "training":
+        wait_for_step(slurm, job, tmp_path, 3)
+    slurm.wait_for_step(job, LIMIT)
+    where = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
+    other = slurm.run("sbatch", "--parsable", *where, "--wrap=true")
+    assert slurm.wait(other, ENDED, LIMIT) == "COMPLETED"
+    assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
+    assert "SIGTERM | queued again" in output(tmp_path) or "killed (srun gave 143)" in output(
+        tmp_path
+    )
+    assert (saved_steps(tmp_path)[1] >= 3) is (phase == "training")
+    assert_same_losses(tmp_path, unbroken)
+
+
 def deaf_python(run_dir: Path) -> str:
     """An interpreter whose training hears no signal in the first start, and is done in another."""
     return interpreter(

@@ -67,7 +67,7 @@ def test_a_job_that_is_not_to_be_queued_again_says_so(
         ({"state": "requeue", "iteration": 4, "reason": "SIGUSR1"}, "3", slurm.AGAIN, 3),
         ({"state": "running"}, "137", slurm.AGAIN, 137),
         ({"state": "failed", "error": "ended without a word: killed"}, "1", slurm.AGAIN, 1),
-        ({"state": "failed", "error": "stopped by SIGTERM"}, "143", 143, 143),
+        ({"state": "failed", "error": "stopped by SIGTERM"}, "143", slurm.AGAIN, 143),
         ({"state": "failed", "error": "stopped by SIGTERM"}, "time-limit", slurm.AGAIN, 1),
         ({"state": "requeue", "iteration": 4, "reason": "x"}, "time-limit", slurm.AGAIN, 3),
         ({"state": "failed", "error": "rank 2 lags", "hung": True}, "1", slurm.AGAIN, 1),
@@ -77,6 +77,7 @@ def test_a_job_that_is_not_to_be_queued_again_says_so(
         ({"state": "refused", "error": "no"}, "2", 2, 2),
         ({}, "2", 2, 2),
         ({}, "137", slurm.AGAIN, 137),
+        ({}, "143", slurm.AGAIN, 143),  # told to make room when it had just begun
     ],
 )
 def test_what_follows_an_end(
