@@ -74,6 +74,8 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
         f" start {restart + 1} of job {now['job']} | saved so far: step {now['step']} |", flush=True
     )
     same = [row for row in before if row["job"] == now["job"]][-FRUITLESS:]
+    if _made_room(env.get("EARLIER_STARTS", "")):
+        same = []
     if len(same) == FRUITLESS and all(row["step"] == now["step"] for row in same):
         error = (
             f"{FRUITLESS} restarts in a row brought no new checkpoint (still step {now['step']}): "
@@ -84,6 +86,13 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
         print(error, file=sys.stderr)
         return FAILED
     return DONE if loaded.config.launch.requeue else ONCE
+
+
+def _made_room(states: str) -> bool:
+    """Whether one of the starts that would count was broken off for another job, by the states that
+    sacct tells of a job's starts, the present one last; "" where it can't."""
+    ended = [line for line in states.splitlines() if line not in ("RUNNING", "PENDING")]
+    return "PREEMPTED" in ended[-FRUITLESS:]
 
 
 def _noted(log: Path, now: Mapping[str, Any]) -> list[dict[str, Any]]:

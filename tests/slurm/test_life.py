@@ -40,10 +40,11 @@ def test_two_nodes_train_to_the_end(unbroken: Path) -> None:
 def test_asked_to_leave_it_is_queued_again_and_goes_on(
     slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    """As launch.requeue says."""
+    """As launch.requeue says. The notice goes to the script alone, as with --signal=B:USR1, which
+    passes it on."""
     job = submit(slurm, config, tmp_path, phase="training", seconds=0.3)
     wait_for_step(slurm, job, tmp_path, 3)
-    slurm.run("scancel", "--signal=USR1", job)
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
     text = output(tmp_path)
     assert "SIGUSR1 | queued again" in text and "start 2 of job" in text

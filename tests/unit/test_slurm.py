@@ -43,6 +43,21 @@ def test_two_restarts_without_progress_are_enough(
     assert slurm.main(["begin", *words]) == 0, "another job begins to count anew"
 
 
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ("REQUEUED\nPREEMPTED\nREQUEUED\nRUNNING", 0),
+        ("PREEMPTED\nREQUEUED\nNODE_FAIL\nRUNNING", 1),
+        ("", 1),
+    ],
+)
+def test_a_start_that_made_room_for_another_job_does_not_count(
+    states: str, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EARLIER_STARTS", states)
+    assert [starts(words, monkeypatch, n) for n in range(4)][2:] == [code, code]
+
+
 def test_half_a_line_of_an_earlier_start_stops_nothing(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
