@@ -213,13 +213,22 @@ def batch_script(options: Sequence[str]) -> str:
 
 
 def fill(folder: Path, loaded: LoadedConfig, script: str) -> None:
-    """Leave in a new folder what the submission's jobs need."""
-    folder.mkdir(parents=True)
-    (folder / CONFIG).write_text(json.dumps(resolved_dict(loaded.config), indent=2))
-    for name in CODE:
-        without = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(ROOT / name, folder / "code" / name, ignore=without)
-    (folder / SCRIPT).write_text(script)
+    """Leave in a new folder what the submission's jobs need; Refused, and nothing left, where that
+    can't be written."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / CONFIG).write_text(json.dumps(resolved_dict(loaded.config), indent=2))
+        for name in CODE:
+            without = shutil.ignore_patterns("__pycache__", ".*")
+            shutil.copytree(ROOT / name, folder / "code" / name, ignore=without)
+        (folder / SCRIPT).write_text(script)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        # Of a copied tree there is a fault a file.
+        why = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror
+        raise Refused(
+            f"{folder}: can't be written ({why}); make room, or change --run-dir"
+        ) from error
 
 
 def submit(command: Sequence[str], env: Mapping[str, str]) -> Job:

@@ -52,9 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "begin":
             return begin(loaded, args.run_dir, os.environ)
         return end(code, loaded, args.run_dir)
-    except (ConfigError, CheckpointError, OSError) as error:
+    except (ConfigError, CheckpointError) as error:
         print(error, file=sys.stderr)
-        return REFUSED
+    except OSError as error:  # of a full disk Python does not tell the file
+        print(f"run folder {args.run_dir}: {error}", file=sys.stderr)
+    return REFUSED
 
 
 def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:

@@ -58,8 +58,14 @@ def alone(run_dir: Path) -> Iterator[None]:
     QueueError while there is another one. The lock is the kernel's, which ends with its holder.
     """
     path = run_dir / FOLDER / LOCK
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = path.open("a")
+    except OSError as error:
+        raise QueueError(
+            f"run folder {run_dir}: can't be written ({error.strerror}); change --run-dir"
+        ) from error
+    with held as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -138,10 +138,10 @@ def test_a_busy_controller_is_asked_again(silent: str, last: str, fake: Path) ->
 def test_a_notice_to_the_script_alone_reaches_the_run(fake: Path) -> None:
     """As --signal=B:USR1 sends it, at whatever time."""
     (fake / "python").write_text(f'#!/bin/sh\nkill -USR1 $PPID; echo "$4" >>{fake}/calls\n')
-    run_it = (
-        f'trap "echo heard >>{fake}/calls; exit 3" USR1; kill -USR1 $PPID; /bin/sleep 20 & wait'
+    heed = f'trap "echo heard >>{fake}/calls; exit 3" USR1'
+    (fake / "srun").write_text(
+        f"#!/bin/sh\n{heed}\nwhile :; do kill -USR1 $PPID; /bin/sleep 0.1; done\n"
     )
-    (fake / "srun").write_text(f"#!/bin/sh\n{run_it}\n")
     code, calls, _ = run(fake, "train.sbatch")
     assert code == 0 and calls == ["run.json", TIME, "heard", "3"]
 

@@ -284,3 +284,23 @@ def test_a_job_that_can_not_be_noted_is_told(config: Path, fake: Path) -> None:
     (fake / "sbatch").write_text("#!/bin/sh\necho a fine day\n")
     done = submit(fake, config, "--run-dir", config.parent / "there")
     assert done.returncode == 2 and "sbatch printed no job's number: 'a fine day'" in done.stderr
+
+
+def test_a_folder_that_can_not_be_written_is_told(config: Path, fake: Path) -> None:
+    """A full disk is pretended by a limit on the size of files."""
+    run_dir = config.parent / "a run"
+    words = [sys.executable, str(ROOT / "launch/submit.py"), str(config), "--run-dir"]
+    for limit in ("100", "12000"):  # for the config, or for some of the code
+        done = subprocess.run(
+            ["prlimit", f"--fsize={limit}", *words, str(run_dir)],
+            env={**os.environ, "PATH": f"{fake}{os.pathsep}{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2 and done.stderr.startswith(f"{run_dir}/submissions/1: can't be")
+        assert "File too large" in done.stderr and done.stderr.count("\n") == 1
+        assert [path.name for path in run_dir.glob("*/*")] == ["lock"]
+    done = submit(fake, config, "--run-dir", config / "run")
+    assert done.returncode == 2 and "run: can't be written (Not a directory)" in done.stderr
