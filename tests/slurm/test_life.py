@@ -176,6 +176,22 @@ def test_a_run_leaves_before_its_limit_where_no_signal_comes(
 
 
 @pytest.mark.every
+def test_a_run_whose_limit_was_extended_stays(
+    slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    options = ["--time=1", "--signal=CONT@1"]
+    often = "checkpoint.save_interval=2"
+    job = submit(slurm, config, tmp_path, often, phase="training", seconds=3.0, options=options)
+    slurm.wait_for_step(job, LIMIT)  # which knows the first limit
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=20")
+    assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
+    told = slurm.run("scontrol", "show", "job", job)
+    assert re.search(r"RunTime=00:(0[1-9]|1)", told), "longer than the first limit"
+    assert saved_steps(tmp_path) == [0], "it was started once"
+    assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
 def test_a_time_limit_that_comes_too_early(slurm: Cluster, config: Path, tmp_path: Path) -> None:
     """The first start hears no signal, as one that still saves or loads does not in time."""
     options = ["--time=1", "--nodes=1", "--ntasks-per-node=1"]
