@@ -23,7 +23,16 @@ from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config, resolved_dict
 from megatron_lite.config.rules.checkpoint import goes_on_from_what_it_saved
 from megatron_lite.sbatch_options import Shape, Unusable, job_name, sbatch_options
-from megatron_lite.submissions import QueueError, demand_an_end, next_folder, note, unfinished
+from megatron_lite.submissions import (
+    Job,
+    QueueError,
+    alone,
+    demand_an_end,
+    next_folder,
+    note,
+    on_cluster,
+    unfinished,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("megatron_lite", "launch", "tools")
@@ -89,36 +98,65 @@ def prepare_and_submit(
     loaded: LoadedConfig, run_dir: Path, args: argparse.Namespace, site: Mapping[str, str]
 ) -> None:
     """Fill the submission's folder and hand its script to sbatch; or show what would be."""
-    folder, launch = next_folder(run_dir), loaded.config.launch
-    env = environment(site, folder / "code")
-    limit = launch.time or env.get("SBATCH_TIMELIMIT")
+    launch, known = loaded.config.launch, {**os.environ, **site}
+    limit = launch.time or known.get("SBATCH_TIMELIMIT")
     options = sbatch_options(launch, run_dir, shape(loaded, site), limit)
     script = batch_script(options)
-    command = ["sbatch", "--parsable", f"--chdir={Path.cwd()}", *options]
-    job = [str(folder / SCRIPT), str(folder / CONFIG), "--run-dir", str(run_dir)]
     if args.dry_run:
-        print(script + shlex.join([*command, *_waits(args.dependency), *job]))
+        words = sbatch_command(next_folder(run_dir), run_dir, options, args.dependency)
+        print(script + shlex.join(words))
         return
-    before = unfinished(run_dir, env)
-    demand_an_end(run_dir, before, args.dependency)
-    if before:
-        demand_going_on(loaded, "--dependency")
-    fill(folder, loaded, script)
-    print(f"script       {folder / SCRIPT}")
-    dependency, earlier = args.dependency, list(before)
-    for _ in range(args.chain):
-        number = submit([*command, *_waits(dependency), *job], env)
-        note(folder, number)
-        print(f"job          {number}")
-        print(f"log          {run_dir}/{job_name(launch, run_dir)}-{number}.out")
-        # For all of them: where one that waits is cancelled, its followers may not begin at once.
-        earlier.append(number)
-        dependency = f"afterany:{':'.join(earlier)}"
+    demand_commands(known)
+    with alone(run_dir):
+        before = unfinished(run_dir, known)
+        demand_an_end(run_dir, before, args.dependency)
+        if before:
+            demand_going_on(loaded, "--dependency")
+        folder = next_folder(run_dir)
+        fill(folder, loaded, script)
+        print(f"script       {folder / SCRIPT}")
+        env, dependency, earlier = environment(site, folder / "code"), args.dependency, [*before]
+        for _ in range(args.chain):
+            if earlier:  # a job can wait for others of its own cluster alone
+                env = on_cluster(env, earlier[-1].cluster)
+            job = submit(sbatch_command(folder, run_dir, options, dependency), env)
+            tell_and_note(job, folder, f"{run_dir}/{job_name(launch, run_dir)}-{job.number}.out")
+            # For all: where one that waits is cancelled, its followers may not begin at once.
+            earlier.append(job)
+            dependency = f"afterany:{':'.join(str(each.number) for each in earlier)}"
     print(f"tensorboard  tensorboard --logdir {shlex.quote(str(run_dir))}")
 
 
-def _waits(dependency: str | None) -> list[str]:
-    return [f"--dependency={dependency}"] if dependency else []
+def sbatch_command(
+    folder: Path, run_dir: Path, options: Sequence[str], dependency: str | None
+) -> list[str]:
+    """The words that submit what a folder holds."""
+    waits = [f"--dependency={dependency}"] if dependency else []
+    job = [str(folder / SCRIPT), str(folder / CONFIG), "--run-dir", str(run_dir)]
+    return ["sbatch", "--parsable", f"--chdir={Path.cwd()}", *options, *waits, *job]
+
+
+def demand_commands(env: Mapping[str, str]) -> None:
+    """Refused where Slurm's commands are not there."""
+    path = env.get("PATH")
+    if lack := [name for name in ("sbatch", "squeue") if shutil.which(name, path=path) is None]:
+        raise Refused(
+            f"{' and '.join(lack)}: not found on the PATH; submit on a machine that has Slurm's "
+            "commands, such as a login node of the cluster"
+        )
+
+
+def tell_and_note(job: Job, folder: Path, log: str) -> None:
+    """Take note of a job that is submitted."""
+    print(f"job          {job}")
+    print(f"log          {log}", flush=True)
+    try:
+        note(folder, job)
+    except OSError as error:
+        raise Refused(
+            f"job {job} is submitted, but {folder} can't keep that ({error.strerror}): cancel it, "
+            "unless its run has room to write"
+        ) from error
 
 
 def read_site(path: Path) -> dict[str, str]:
@@ -175,21 +213,38 @@ def batch_script(options: Sequence[str]) -> str:
 
 
 def fill(folder: Path, loaded: LoadedConfig, script: str) -> None:
-    """Leave in a new folder what the submission's jobs need."""
-    folder.mkdir(parents=True)
-    (folder / CONFIG).write_text(json.dumps(resolved_dict(loaded.config), indent=2))
-    for name in CODE:
-        without = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(ROOT / name, folder / "code" / name, ignore=without)
-    (folder / SCRIPT).write_text(script)
+    """Leave in a new folder what the submission's jobs need; Refused, and nothing left, where that
+    can't be written."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / CONFIG).write_text(json.dumps(resolved_dict(loaded.config), indent=2))
+        for name in CODE:
+            without = shutil.ignore_patterns("__pycache__", ".*")
+            shutil.copytree(ROOT / name, folder / "code" / name, ignore=without)
+        (folder / SCRIPT).write_text(script)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        # Of a copied tree there is a fault a file.
+        why = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror
+        raise Refused(
+            f"{folder}: can't be written ({why}); make room, or change --run-dir"
+        ) from error
 
 
-def submit(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Call sbatch; returns the job's number."""
+def submit(command: Sequence[str], env: Mapping[str, str]) -> Job:
+    """Call sbatch; returns the job."""
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Refused(f"sbatch refused the job: {done.stderr.strip()}")
-    return done.stdout.strip().partition(";")[0]
+        raise Refused(
+            f"sbatch gave no job: {done.stderr.strip()} (where it heard no answer in time, the job "
+            "may be there nevertheless: see squeue --me)"
+        )
+    sys.stderr.write(done.stderr)  # a site's plugins may have something to say
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        return Job.of(last)
+    except ValueError:
+        raise Refused(f"sbatch printed no job's number: {done.stdout.strip()!r}") from None
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ def build_trainer(
         resolved=resolved,
         origins=origins or {},
         groups=place.groups,
+        node=place.node,
         engine=engine,
         executor=build_executor(config, place, engine, plan, note=_tell(place, timer.work)),
         plan=plan,
@@ -166,6 +167,7 @@ def build_guard(config: RunConfig, place: Place, engine: Engine, streams: RngStr
         streams,
         folder=place.run_dir / "nonfinite",
         micro_batch_size=config.training.micro_batch_size,
+        node=place.node,
     )
     return Guard(config, place.groups, engine, forensics, place.device)
 

@@ -48,6 +48,8 @@ class Place:
     stop: StopRequest = field(default_factory=StopRequest)
     time_limit: TimeLimit = field(default_factory=TimeLimit)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    node: str = ""
+    """What people call this machine."""
 
 
 def build_grid(config: RunConfig, *, rank: int, world_size: int) -> Grid:

@@ -7,7 +7,6 @@ same step; normal steps pay nothing. All ranks take part. Called by guard.py.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +73,7 @@ class Forensics:
     streams: RngStreams
     folder: Path
     micro_batch_size: int
+    node: str
 
     def investigate(self, taken: Taken, losses: list[Tensor], facts: Mapping[str, Any]) -> Report:
         """Run a step again that changed nothing and tell what in it was not finite first.
@@ -85,7 +85,7 @@ class Forensics:
         bad = [number for number, loss in pairs if not bool(torch.isfinite(loss))]
         found = sorted(self._replay(taken), key=lambda finding: finding.order)
         numbers = [one.micro_batch for one in found if one.micro_batch is not None]
-        own = Seen(socket.gethostname(), found[:_TOLD], numbers, bad)
+        own = Seen(self.node, found[:_TOLD], numbers, bad)
         everyones: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyones, own)
         firsts = [

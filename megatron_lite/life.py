@@ -23,7 +23,7 @@ from megatron_lite.health.record import GROUPS, Facts, RecordFile
 from megatron_lite.health.watchdog import Watchdog
 from megatron_lite.mpu.grid import Grid
 from megatron_lite.mpu.groups import Group, ProcessGroups
-from megatron_lite.rendezvous import which_start
+from megatron_lite.rendezvous import node_name, which_start
 
 RANKS_A_SECOND = 512
 """Heartbeats that a shared file system is asked to take; more ranks beat less often."""
@@ -48,6 +48,7 @@ class Life:
             rank=grid.rank,
             world_size=grid.world_size,
             host=socket.gethostname(),
+            node=node_name(env),
             pid=os.getpid(),
             born=birth(os.getpid()),
             started=time.time(),

@@ -1,4 +1,4 @@
-"""Which rank this process is and where the ranks meet, from a launcher's variables or Slurm's.
+"""Which rank this process is, on which node, and where the ranks meet, as a launcher or Slurm says.
 
 Pure but for `scontrol`, which is asked for a node's address. What the user sets wins. Called by
 train.py and session.py.
@@ -7,6 +7,7 @@ train.py and session.py.
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
 
@@ -38,6 +39,13 @@ def _is_task(env: Mapping[str, str]) -> bool:
     of `srun --pty`."""
     step, tasks = env.get("SLURM_STEP_ID", ""), env.get("SLURM_STEP_NUM_TASKS", "")
     return step.isdecimal() and int(step) < _NO_STEP and tasks.isdecimal() and int(tasks) > 1
+
+
+def node_name(env: Mapping[str, str]) -> str:
+    """What people are told as this machine's name: Slurm's, which its commands take, where there is
+    one. What looks for processes of this machine needs the host's own, which several of Slurm's
+    nodes may share."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def which_start(env: Mapping[str, str]) -> tuple[str, int]:

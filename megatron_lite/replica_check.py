@@ -7,7 +7,6 @@ embedding. Only hashes travel. Called by the trainer.
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import torch
@@ -25,10 +24,10 @@ _TOLD = 5
 """Tensors that are named one by one."""
 
 
-def replica_faults(engine: Engine, grid: Grid, device: torch.device) -> list[str]:
+def replica_faults(engine: Engine, grid: Grid, device: torch.device, *, node: str) -> list[str]:
     """A line for each of the first tensors of which holders differ; empty where all agree.
 
-    Collective; the same on all ranks.
+    `node` is what people call this machine. Collective; the same on all ranks.
     """
     names, own = _own_hashes(engine, grid, device)
     hashes = _everyones(own, device)
@@ -37,7 +36,7 @@ def replica_faults(engine: Engine, grid: Grid, device: torch.device) -> list[str
         return []
     everyones: list[Any] = [None] * grid.world_size
     told = {key: name for key, name in names.items() if key in differing}
-    dist.all_gather_object(everyones, (socket.gethostname(), told))
+    dist.all_gather_object(everyones, (node, told))
     nodes = {rank: node for rank, (node, _) in enumerate(everyones)}
     known = {key: name for _, named in everyones for key, name in named.items()}
     found = [drift(known[key], hashes[key]) for key in known]

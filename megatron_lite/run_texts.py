@@ -6,7 +6,6 @@ Called by session.py once a start, on all ranks, since each tells what it holds.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 
 from torch import nn
@@ -16,13 +15,14 @@ from megatron_lite.layers.context import placement_of
 from megatron_lite.monitoring.environment import as_table, environment_facts
 from megatron_lite.mpu.grid import AXES
 from megatron_lite.mpu.reductions import gather_texts
+from megatron_lite.rendezvous import node_name
 from megatron_lite.trainer import Trainer
 
 
 def run_texts(trainer: Trainer, env: Mapping[str, str]) -> dict[str, str]:
     """Markdown by tag, on rank 0; nothing on the others. Collective."""
     own = [
-        socket.gethostname(),
+        node_name(env),
         *(f"stage {n}: {holds(m)}" for n, m in sorted(trainer.engine.modules().items())),
     ]
     told = {rank: text.split("\n") for rank, text in gather_texts("\n".join(own)).items()}
@@ -30,15 +30,15 @@ def run_texts(trainer: Trainer, env: Mapping[str, str]) -> dict[str, str]:
     if grid.rank > 0:
         return {}
     rows = []
-    for rank, (host, *stages) in sorted(told.items()):
+    for rank, (node, *stages) in sorted(told.items()):
         place = grid.at(rank).coordinates
-        rows.append((str(rank), host, *(str(place[a]) for a in AXES), "; ".join(stages)))
-    facts = {"hosts": ", ".join(dict.fromkeys(host for host, *_ in told.values()))}
+        rows.append((str(rank), node, *(str(place[a]) for a in AXES), "; ".join(stages)))
+    facts = {"nodes": ", ".join(dict.fromkeys(node for node, *_ in told.values()))}
     facts |= environment_facts(env, trainer.device)
     return {
         "config": f"```json\n{json.dumps(trainer.resolved, indent=2)}\n```",
         "environment": as_table(("what", "value"), list(facts.items())),
-        "layout": as_table(("rank", "host", *AXES, "holds"), rows),
+        "layout": as_table(("rank", "node", *AXES, "holds"), rows),
     }
 
 

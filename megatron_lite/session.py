@@ -41,7 +41,7 @@ from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.mpu.host_memory import keep_freed_memory
 from megatron_lite.outcome import Outcome
 from megatron_lite.pipeline.actions import ScheduleError
-from megatron_lite.rendezvous import meeting_point
+from megatron_lite.rendezvous import meeting_point, node_name
 from megatron_lite.run_texts import run_texts
 from megatron_lite.trainer import Trainer
 
@@ -136,7 +136,8 @@ def _prepare(
     groups = join(loaded, grid, store, device)
     life.heartbeat.count(counted_groups(groups))
     preflight.groups(groups.communicators, give_up=lambda e: ending.stopped(e, hung=e.silence))
-    return Place(groups, device, run_dir, ending.stop, heartbeat=life.heartbeat), life
+    named = node_name(os.environ)
+    return Place(groups, device, run_dir, ending.stop, heartbeat=life.heartbeat, node=named), life
 
 
 def _train(loaded: LoadedConfig, place: Place, ending: Ending, life: Life) -> int:

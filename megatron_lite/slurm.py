@@ -33,9 +33,11 @@ AGAIN = 75
 ONCE = 76
 """Exit code by which the job may run, but Slurm is not to queue it again when a node fails."""
 TIME_LIMIT = "time-limit"
-_SIGKILL = "137"
-_KILLED = "ended without a word"
-"""In the error of a rank that did not fail by itself (see ending.py)."""
+_BY_SIGNAL = ("137", "143")
+"""srun's code where SIGKILL or SIGTERM ended a task."""
+_NOT_ITS_FAULT = ("ended without a word", "stopped by SIGTERM")
+"""In the error of a rank that did not fail by itself (see ending.py). Slurm sends SIGTERM to the
+ranks of a job that is to make room for another one; of one that is cancelled nobody asks."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,9 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "begin":
             return begin(loaded, args.run_dir, os.environ)
         return end(code, loaded, args.run_dir)
-    except (ConfigError, CheckpointError, OSError) as error:
+    except (ConfigError, CheckpointError) as error:
         print(error, file=sys.stderr)
-        return REFUSED
+    except OSError as error:  # of a full disk Python does not tell the file
+        print(f"run folder {args.run_dir}: {error}", file=sys.stderr)
+    return REFUSED
 
 
 def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
@@ -72,6 +76,8 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
         f" start {restart + 1} of job {now['job']} | saved so far: step {now['step']} |", flush=True
     )
     same = [row for row in before if row["job"] == now["job"]][-FRUITLESS:]
+    if _made_room(env.get("EARLIER_STARTS", "")):
+        same = []
     if len(same) == FRUITLESS and all(row["step"] == now["step"] for row in same):
         error = (
             f"{FRUITLESS} restarts in a row brought no new checkpoint (still step {now['step']}): "
@@ -82,6 +88,13 @@ def begin(loaded: LoadedConfig, run_dir: Path, env: Mapping[str, str]) -> int:
         print(error, file=sys.stderr)
         return FAILED
     return DONE if loaded.config.launch.requeue else ONCE
+
+
+def _made_room(states: str) -> bool:
+    """Whether one of the starts that would count was broken off for another job, by the states that
+    sacct tells of a job's starts, the present one last; "" where it can't."""
+    ended = [line for line in states.splitlines() if line not in ("RUNNING", "PENDING")]
+    return "PREEMPTED" in ended[-FRUITLESS:]
 
 
 def _noted(log: Path, now: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -119,8 +132,9 @@ def _why_again(code: str, status: Mapping[str, Any]) -> str | None:
         return f"left at iteration {status.get('iteration')}: {status.get('reason')}"
     if code == TIME_LIMIT:
         return "the time limit came before the run had left"
-    early = state is None and code == _SIGKILL  # before it had told anything
-    if early or state == "running" or _KILLED in str(status.get("error")):
+    early = state is None and code in _BY_SIGNAL  # before it had told anything
+    outside = any(sign in str(status.get("error")) for sign in _NOT_ITS_FAULT)
+    if early or state == "running" or outside:
         return f"killed (srun gave {code})"
     if status.get("hung"):  # a node or the network, mostly; the rule for restarts in vain holds
         return f"hung: {status.get('error')}"

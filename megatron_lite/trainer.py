@@ -54,6 +54,8 @@ class Trainer:
     origins: Mapping[str, str]
     """Where each of them was written."""
     groups: ProcessGroups
+    node: str
+    """What people call this machine."""
     engine: Engine
     executor: PipelineExecutor
     plan: SchedulePlan
@@ -214,7 +216,7 @@ class Trainer:
 
     def check_replicas(self) -> None:
         """Compare what should be the same weights; TrainingStopped where they are not."""
-        if lines := replica_faults(self.engine, self.groups.grid, self.device):
+        if lines := replica_faults(self.engine, self.groups.grid, self.device, node=self.node):
             checked = self.progress.iteration - self.config.training.check_replicas_interval
             raise TrainingStopped(
                 f"iteration {self.progress.iteration}: replicas drifted, so that the run is no "

@@ -161,7 +161,7 @@ def _sentence(lag: Lag, found: Diagnosis, one: Seen | None) -> str:
     waiting = found.waiting_for(lag.rank)
     awaited = f"; {spans(waiting)} wait{'s' * (len(waiting) == 1)} for it" if waiting else ""
     return (
-        f"rank {lag.rank} on {facts.host} (process {facts.pid}{f'; {place}' if place else ''}) "
+        f"rank {lag.rank} on {facts.machine} (process {facts.pid}{f'; {place}' if place else ''}) "
         f"lags: {lag.why}; since {clock(since)} in {_where(one.record)}{awaited}"
     )
 

@@ -85,7 +85,7 @@ class Examination:
         waits = self.found.waits[rank]
         return (
             str(rank),
-            facts.host,
+            facts.machine,
             str(facts.pid),
             f"{state}{'' if one.beats or one.ended else ' no beat'}".strip(),
             str(position.iteration),

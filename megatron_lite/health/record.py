@@ -35,9 +35,12 @@ class Facts:
     rank: int
     world_size: int
     host: str
+    """The machine as it calls itself, to know one's own processes by."""
     pid: int
     born: int = 0
     """When the process began, as processes.birth says: tells it from a later one of its number."""
+    node: str = ""
+    """What people call the machine, where that is another name."""
     started: float = 0.0
     """Wall time."""
     launch: str = ""
@@ -49,6 +52,11 @@ class Facts:
     """Index on each axis of the grid."""
     groups: Mapping[str, int] = field(default_factory=dict)
     """Lowest rank of each of GROUPS that this rank belongs to; empty until they are made."""
+
+    @property
+    def machine(self) -> str:
+        """Its name for people."""
+        return self.node or self.host
 
 
 @dataclass(frozen=True, kw_only=True)

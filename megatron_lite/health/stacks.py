@@ -24,7 +24,7 @@ ASK = signal.SIGUSR2
 _HEAD = "==="
 _WAIT, _POLL = 3.0, 0.1
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+", re.MULTILINE)
-_WATCHERS = re.compile(r"megatron_lite.health.(watch|watchdog|stacks)\.py")
+_WATCHERS = re.compile(r"megatron_lite.health.(watch|watchdog|stacks|stopping)\.py")
 
 
 def path_of(run_dir: Path, rank: int) -> Path:

@@ -1,7 +1,6 @@
 """StopRequest: somebody wants the run to save and leave; the trainer asks between its steps.
 
-A signal's handler only takes note, so the signal may come at any moment, even before torch is
-imported.
+Who hears a signal only takes note, so it may come at any moment, even before torch is imported.
 """
 
 from __future__ import annotations
@@ -66,9 +65,18 @@ class StopRequest:
         return max(PATIENCE, 3 * self._longest)
 
     def listen(self, number: signal.Signals) -> None:
-        """Take a signal as such a request from now on; main thread only.
+        """Take a signal as such a request from now on; main thread only, before it starts others.
 
-        It may have been blocked when this process began, so that one which came too early waits.
+        The signal stays blocked, and a thread waits for it: batch systems may send it to all
+        processes of a job, and what this one starts, such as a compiler, would die of it if it did
+        not inherit the block. One that came while it was blocked already is heeded as well.
         """
-        signal.signal(number, lambda *_: self.ask(number.name))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        signal.signal(number, lambda *_: self.ask(number.name))  # for threads from before
+
+        def wait() -> None:
+            while True:
+                signal.sigwait({number})
+                self.ask(number.name)
+
+        threading.Thread(target=wait, name="notice-watch", daemon=True).start()

@@ -46,7 +46,8 @@ def make_trainer(
     if groups is None:
         grid = build_grid(loaded.config, rank=dist.get_rank(), world_size=world_size)
         groups = ProcessGroups.create(grid)
-    return build_trainer(loaded.config, Place(groups, torch.device("cpu"), run_dir))
+    place = Place(groups, torch.device("cpu"), run_dir, node=f"n{dist.get_rank()}")
+    return build_trainer(loaded.config, place)
 
 
 def train(

@@ -64,9 +64,9 @@ def test_a_drifted_copy_is_named(config: Path, tmp_path: Path) -> None:
     assert all(errors == everyones[0] for errors in everyones)
     norm, sharded, table, part, *nothing = everyones[0]
     assert norm.startswith("iteration 4: replicas drifted")
-    assert "layers.1.input_norm.weight: rank 3 on " in norm
-    assert "holds another value than rank 0, 1, 2. At iteration 2 they were equal" in norm
-    assert "layers.0.mlp.down.weight: ranks 0 on " in sharded and ", 2 on " in sharded
+    assert "layers.1.input_norm.weight: rank 3 on n3 holds" in norm
+    assert "another value than rank 0, 1, 2. At iteration 2 they were equal" in norm
+    assert "layers.0.mlp.down.weight: ranks 0 on n0, 2 on n2 hold" in sharded
     assert "hold different values, none of them a majority" in sharded
     assert "embedding.word_embeddings.weight: rank 2 on " in table
     assert "than rank 0, 1, 3" in table, "on both stages, for the head is tied"

@@ -52,7 +52,10 @@ SlurmdLogFile={folder}/slurmd-%n.log
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 {nodes}
-PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -193,7 +196,7 @@ def _wait_for_nodes(made: Cluster) -> None:
     deadline, said = time.monotonic() + START, ""
     while time.monotonic() < deadline:
         with contextlib.suppress(AssertionError):
-            said = made.run("sinfo", "--noheader", "--Node", "--format=%N %T")
+            said = made.run("sinfo", "--noheader", "--partition=main", "--Node", "--format=%N %T")
             if said.split() == ["n1", "idle", "n2", "idle"]:
                 return
         time.sleep(0.2)

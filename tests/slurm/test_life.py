@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_lite.health.observation import observe
 from tests.distributed.small import rows
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import (
@@ -32,15 +33,18 @@ def test_two_nodes_train_to_the_end(unbroken: Path) -> None:
     assert text.count(f" iteration       {STEPS}/") == 1, "one rank speaks"
     assert "start 1 of job" in text and "Traceback" not in text
     assert "preflight | 4 ranks on 2 nodes: n1, n2 |" in text and "clocks within" in text
+    seen = observe(unbroken, sleep=lambda seconds: None)
+    assert [one.record.facts.machine for one in seen.ranks.values()] == ["n1", "n1", "n2", "n2"]
 
 
 def test_asked_to_leave_it_is_queued_again_and_goes_on(
     slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
 ) -> None:
-    """As launch.requeue says."""
+    """As launch.requeue says. The notice goes to the script alone, as with --signal=B:USR1, which
+    passes it on."""
     job = submit(slurm, config, tmp_path, phase="training", seconds=0.3)
     wait_for_step(slurm, job, tmp_path, 3)
-    slurm.run("scancel", "--signal=USR1", job)
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
     text = output(tmp_path)
     assert "SIGUSR1 | queued again" in text and "start 2 of job" in text
@@ -59,6 +63,27 @@ def test_a_killed_step_is_queued_again_and_goes_on(
     assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
     assert "killed (srun gave" in output(tmp_path) and "start 2 of job" in output(tmp_path)
     assert "saved so far: step 8" in output(tmp_path), "the newest that is whole"
+    assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("phase", ["start-up", "training"])
+def test_a_job_that_has_to_make_room_for_another_is_queued_again(
+    phase: str, slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    """Slurm asks the ranks to end, a minute before it ends them itself."""
+    job = submit(slurm, config, tmp_path, phase="training", seconds=0.3)
+    if phase == "training":
+        wait_for_step(slurm, job, tmp_path, 3)
+    slurm.wait_for_step(job, LIMIT)
+    where = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
+    other = slurm.run("sbatch", "--parsable", *where, "--wrap=true")
+    assert slurm.wait(other, ENDED, LIMIT) == "COMPLETED"
+    assert slurm.wait(job, ENDED, LIMIT) == "COMPLETED", output(tmp_path)
+    assert "SIGTERM | queued again" in output(tmp_path) or "killed (srun gave 143)" in output(
+        tmp_path
+    )
+    assert (saved_steps(tmp_path)[1] >= 3) is (phase == "training")
     assert_same_losses(tmp_path, unbroken)
 
 
@@ -147,6 +172,22 @@ def test_a_run_leaves_before_its_limit_where_no_signal_comes(
     job = submit(slurm, config, tmp_path, often, phase="training", seconds=2.0, options=options)
     assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
     assert_saved_and_queued_again(tmp_path, "the job's time is nearly over")
+    assert_same_losses(tmp_path, unbroken)
+
+
+@pytest.mark.every
+def test_a_run_whose_limit_was_extended_stays(
+    slurm: Cluster, config: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    options = ["--time=1", "--signal=CONT@1"]
+    often = "checkpoint.save_interval=2"
+    job = submit(slurm, config, tmp_path, often, phase="training", seconds=3.0, options=options)
+    slurm.wait_for_step(job, LIMIT)  # which knows the first limit
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=20")
+    assert slurm.wait(job, ENDED, 2 * LIMIT) == "COMPLETED", output(tmp_path)
+    told = slurm.run("scontrol", "show", "job", job)
+    assert re.search(r"RunTime=00:(0[1-9]|1)", told), "longer than the first limit"
+    assert saved_steps(tmp_path) == [0], "it was started once"
     assert_same_losses(tmp_path, unbroken)
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from megatron_lite import rendezvous
-from megatron_lite.rendezvous import first_node, job_port, launch_facts, meeting_point, which_start
+from megatron_lite.rendezvous import (
+    first_node,
+    job_port,
+    launch_facts,
+    meeting_point,
+    node_name,
+    which_start,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +89,12 @@ def test_what_the_user_sets_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meeting_point({"MASTER_ADDR": "here", "MASTER_PORT": "9"}) == ("here", 9)
     assert meeting_point({"MASTER_ADDR": "here"}) is None
     assert meeting_point({}) is None
+
+
+def test_people_are_told_slurms_name_of_a_node() -> None:
+    """Its commands know no other; several of its nodes may be on one host."""
+    assert node_name({"SLURMD_NODENAME": "gpu7"}) == "gpu7"
+    assert node_name({}) == os.uname().nodename
 
 
 def test_starts_are_told_apart() -> None:

@@ -43,6 +43,21 @@ def test_two_restarts_without_progress_are_enough(
     assert slurm.main(["begin", *words]) == 0, "another job begins to count anew"
 
 
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ("REQUEUED\nPREEMPTED\nREQUEUED\nRUNNING", 0),
+        ("PREEMPTED\nREQUEUED\nNODE_FAIL\nRUNNING", 1),
+        ("", 1),
+    ],
+)
+def test_a_start_that_made_room_for_another_job_does_not_count(
+    states: str, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EARLIER_STARTS", states)
+    assert [starts(words, monkeypatch, n) for n in range(4)][2:] == [code, code]
+
+
 def test_half_a_line_of_an_earlier_start_stops_nothing(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +82,7 @@ def test_a_job_that_is_not_to_be_queued_again_says_so(
         ({"state": "requeue", "iteration": 4, "reason": "SIGUSR1"}, "3", slurm.AGAIN, 3),
         ({"state": "running"}, "137", slurm.AGAIN, 137),
         ({"state": "failed", "error": "ended without a word: killed"}, "1", slurm.AGAIN, 1),
-        ({"state": "failed", "error": "stopped by SIGTERM"}, "143", 143, 143),
+        ({"state": "failed", "error": "stopped by SIGTERM"}, "143", slurm.AGAIN, 143),
         ({"state": "failed", "error": "stopped by SIGTERM"}, "time-limit", slurm.AGAIN, 1),
         ({"state": "requeue", "iteration": 4, "reason": "x"}, "time-limit", slurm.AGAIN, 3),
         ({"state": "failed", "error": "rank 2 lags", "hung": True}, "1", slurm.AGAIN, 1),
@@ -77,6 +92,7 @@ def test_a_job_that_is_not_to_be_queued_again_says_so(
         ({"state": "refused", "error": "no"}, "2", 2, 2),
         ({}, "2", 2, 2),
         ({}, "137", slurm.AGAIN, 137),
+        ({}, "143", slurm.AGAIN, 143),  # told to make room when it had just begun
     ],
 )
 def test_what_follows_an_end(

@@ -12,6 +12,13 @@ from typing import Any
 import pytest
 
 from megatron_lite import train
+from megatron_lite.health.stopping import StopRequest
+
+
+@pytest.fixture(autouse=True)
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests share a process, whose signals are others' affair."""
+    monkeypatch.setattr(StopRequest, "listen", lambda *_: None)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -26,6 +25,7 @@ from megatron_lite.health.preflight.folders import (
     own_folders,
     refuses,
 )
+from megatron_lite.rendezvous import node_name
 
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors")
 """Whose versions decide what is computed, sent and saved."""
@@ -91,11 +91,6 @@ def collect(
         faults=faults,
         doubts=doubts,
     )
-
-
-def node_name(env: Mapping[str, str]) -> str:
-    """This machine's name, as Slurm calls it where there is one."""
-    return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def config_hashes(config: RunConfig) -> dict[str, str]:

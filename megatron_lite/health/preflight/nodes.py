@@ -14,8 +14,9 @@ from megatron_lite.config.schema import RunConfig
 from megatron_lite.health.preflight import folders
 from megatron_lite.health.preflight.clocks import clock_skews
 from megatron_lite.health.preflight.comparison import Findings, astray, by_text, compare, places
-from megatron_lite.health.preflight.facts import Facts, collect, node_name
+from megatron_lite.health.preflight.facts import Facts, collect
 from megatron_lite.health.preflight.verdict import GRACE, Judge
+from megatron_lite.rendezvous import node_name
 
 FACTS_LIMIT = 20.0
 """Seconds in which a rank must have looked at itself, its files and folders."""

@@ -29,7 +29,9 @@ def rank(
     """One rank of the run, tensor-parallel with its neighbour; by default it waits in the same
     collective as the others."""
     groups = {"world": 0, "tensor": number // 2 * 2}
-    facts = Facts(rank=number, world_size=4, host=f"node-{number}", pid=40 + number, groups=groups)
+    facts = Facts(
+        rank=number, world_size=4, host="h", node=f"node-{number}", pid=40 + number, groups=groups
+    )
     pulse = Pulse(still=still, collectives=(world, tensor, 0, 0, 0, 0))
     where = replace(WHERE, waits_for=waits_for, **position)
     return Seen(Record(facts, where, pulse), beats, state)

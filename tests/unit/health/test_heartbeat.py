@@ -81,9 +81,12 @@ def test_a_beat_is_what_changes_while_one_looks(tmp_path: Path) -> None:
 
 def test_processes_of_this_machine_are_looked_at(tmp_path: Path) -> None:
     host = os.uname().nodename
-    RecordFile(tmp_path, replace(FACTS, rank=0, host=host, pid=os.getpid(), born=1))
+    facts = replace(FACTS, rank=0, host=host, node="gpu7", pid=os.getpid(), born=1)
+    RecordFile(tmp_path, facts)
     gone = observe(tmp_path, sleep=lambda seconds: None).ranks[0]
     assert gone.gone, "another process has its number now"
+    assert gone.record.facts.machine == "gpu7", "to people it has Slurm's name"
+    assert FACTS.machine == "node-b", "where there is none, the host's"
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 2048, b"{}".ljust(2048)])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def fake(tmp_path: Path) -> Path:
     """A folder of commands that note how they were called and answer as their variables say."""
-    for name in ("module", "srun", "scontrol", "python", "sleep", "nvidia-smi"):
+    for name in ("module", "srun", "scontrol", "sacct", "python", "sleep", "nvidia-smi"):
         program = tmp_path / name
         variable = name.upper().replace("-", "_")
         program.write_text(
@@ -108,11 +108,50 @@ def test_a_job_queues_itself_again(fake: Path) -> None:
     for says in ("JobState=RUNNING Reason=None", "JobState=COMPLETING Reason=TimeLimit"):
         code, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS=says)
         assert code == 0 and calls[-3:] == [TIME, "scontrol requeue 12", "sleep 60"]
-    env = {"SCONTROL_SAYS": "JobState=RUNNING Reason=None", "SCONTROL_CODE": "1"}
-    code, calls, _ = run(fake, "train.sbatch", **env)
-    assert code == 3 and calls[-1] == "scontrol requeue 12"
-    code, calls, _ = run(fake, "train.sbatch", SCONTROL_SAYS="JobState=COMPLETING Reason=None")
-    assert code == 3 and calls[-1] == TIME, "somebody cancelled it meanwhile"
+    code, calls, told = run(fake, "train.sbatch", SCONTROL_SAYS="JobState=COMPLETING Reason=None")
+    assert code == 3 and calls[-1] == TIME and not told, "somebody cancelled it meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("silent", "last"),
+    [
+        ("[124]", "sleep 60"),  # of its calls, which begin with the times of the job
+        ("[1-6]", TIME),
+        ("[345]", "scontrol requeue 12"),
+    ],
+)
+def test_a_busy_controller_is_asked_again(silent: str, last: str, fake: Path) -> None:
+    """Twice; a job that is not queued again says so."""
+    (fake / "python").write_text('#!/bin/sh\n[ "$3" = end ] && exit 75\nexit 0\n')
+    lines = (
+        "#!/bin/sh",
+        f'echo "scontrol $*" >>{fake}/calls',
+        f"case $(grep -c ^scontrol {fake}/calls) in {silent}) exit 1;; esac",
+        "echo JobState=RUNNING",
+    )
+    (fake / "scontrol").write_text("\n".join(lines))
+    code, calls, told = run(fake, "train.sbatch")
+    assert calls[-1] == last and (code == 0) is (last == "sleep 60")
+    assert ("not queued again: submit it once more" in told) is (code == 3)
+
+
+def test_a_notice_to_the_script_alone_reaches_the_run(fake: Path) -> None:
+    """As --signal=B:USR1 sends it, at whatever time."""
+    (fake / "python").write_text(f'#!/bin/sh\nkill -USR1 $PPID; echo "$4" >>{fake}/calls\n')
+    heed = f'trap "echo heard >>{fake}/calls; exit 3" USR1'
+    (fake / "srun").write_text(
+        f"#!/bin/sh\n{heed}\nwhile :; do kill -USR1 $PPID; /bin/sleep 0.1; done\n"
+    )
+    code, calls, _ = run(fake, "train.sbatch")
+    assert code == 0 and calls == ["run.json", TIME, "heard", "3"]
+
+
+def test_a_restart_is_told_how_earlier_starts_ended(fake: Path) -> None:
+    (fake / "python").write_text(f'#!/bin/sh\necho "${{EARLIER_STARTS-none}}" >>{fake}/told\n')
+    for count in ("1", "2"):
+        run(fake, "train.sbatch", SLURM_RESTART_COUNT=count, SACCT_SAYS="PREEMPTED\nRUNNING")
+    after = "PREEMPTED\nRUNNING\n" * 2
+    assert (fake / "told").read_text() == "none\nnone\n" + after
 
 
 def test_a_task_of_an_array_is_called_by_its_own_name(fake: Path) -> None:

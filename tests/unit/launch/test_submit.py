@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from megatron_lite.submissions import alone
+
 ROOT = Path(__file__).parents[3]
 ODD = {
     "BRACKETS": "64(x2)",
@@ -168,16 +170,21 @@ def test_a_copy_can_be_submitted_from(config: Path, fake: Path) -> None:
 def test_a_run_folder_takes_no_second_job_at_once(config: Path, fake: Path) -> None:
     submissions = config.parent / "runs/run/submissions"
     assert submit(fake, config, "--chain", 2).returncode == 0
-    (config.parent / "queue").write_text("7\n102\n")
+    (config.parent / "queue").write_text("CLUSTER: cluster\n7 a\n102 b\n")
     done = submit(fake, config)
-    assert done.returncode == 2 and "job 102; cancel (scancel 102), wait (--dep" in done.stderr
-    assert len(calls(fake)) == 2 and [path.name for path in submissions.iterdir()] == ["1"]
+    assert (
+        done.returncode == 2
+        and "cancel (scancel --clusters=cluster 102), wait (--dep" in done.stderr
+    )
+    assert len(calls(fake)) == 2 and {path.name for path in submissions.iterdir()} == {"1", "lock"}
     words = ("--dependency", "afterany:102")
     done = submit(fake, config, *words, "--set", "checkpoint.load=null")
     assert done.returncode == 2 and "checkpoint.load = null" in done.stderr
     done = submit(fake, config, *words)
     assert done.returncode == 0, done.stderr
-    assert (submissions / "2/jobs").read_text() == "103\n", "with a copy of its own"
+    assert (submissions / "2/jobs").read_text() == "103;cluster\n", "with a copy of its own"
+    *_, (_, env) = calls(fake)
+    assert env["SBATCH_CLUSTERS"] == "cluster", "no job can wait for one of another"
 
 
 def test_a_chain_has_to_go_on_from_what_was_saved(config: Path, fake: Path) -> None:
@@ -241,3 +248,59 @@ def test_a_faulty_config_is_refused_before_anything_is_written(config: Path, fak
     done = submit(fake, config, "--set", "model.num_layers=0")
     assert done.returncode == 2 and "model.num_layers" in done.stderr
     assert not (config.parent / "runs").exists() and not (fake.parent / "calls").exists()
+
+
+def test_what_sbatch_says_is_no_surprise(config: Path, fake: Path) -> None:
+    """Two at once, no Slurm, an answer that got lost: nothing is lost, and the folder is known."""
+    run_dir = config.parent / "here"
+    with alone(run_dir):
+        done = submit(fake, config, "--run-dir", run_dir)
+    assert done.returncode == 2 and "another submission into it is under way" in done.stderr
+    lost = f'echo "7 {run_dir}/submissions/1/train.sbatch" >{fake.parent}/queue'
+    timed_out = "echo Socket timed out on send/recv operation >&2; exit 1"
+    (fake / "sbatch").write_text(f"#!/bin/sh\n{lost}\n{timed_out}\n")
+    done = submit(fake, config, "--run-dir", run_dir)
+    assert done.returncode == 2 and "gave no job: Socket timed out on send/recv" in done.stderr
+    assert "may be there nevertheless" in done.stderr and "job  " not in done.stdout
+    done = submit(fake, config, "--run-dir", run_dir)
+    assert done.returncode == 2 and "still waiting or running: job 7; cancel" in done.stderr
+    (fake / "squeue").write_text("#!/bin/sh\necho slurm_load_jobs error: timed out >&2; exit 1\n")
+    done = submit(fake, config, "--run-dir", run_dir)
+    assert done.returncode == 2 and "squeue can't tell whether jobs of" in done.stderr
+    (fake / "sbatch").unlink()
+    done = submit(fake, config, PATH=str(fake))
+    assert done.returncode == 2 and "sbatch: not found on the PATH; submit on" in done.stderr
+    assert not (config.parent / "runs").exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_job_that_can_not_be_noted_is_told(config: Path, fake: Path) -> None:
+    """As on a disk that is full by then."""
+    folder = config.parent / "here/submissions/1"
+    (fake / "sbatch").write_text(f"#!/bin/sh\nmkdir {folder}/jobs; echo loud; echo '5;east'\n")
+    done = submit(fake, config, "--run-dir", folder.parents[1])
+    assert done.returncode == 2 and "job          5 on cluster east\n" in done.stdout
+    assert f"job 5 on cluster east is submitted, but {folder} can't keep that" in done.stderr
+    (fake / "sbatch").write_text("#!/bin/sh\necho a fine day\n")
+    done = submit(fake, config, "--run-dir", config.parent / "there")
+    assert done.returncode == 2 and "sbatch printed no job's number: 'a fine day'" in done.stderr
+
+
+def test_a_folder_that_can_not_be_written_is_told(config: Path, fake: Path) -> None:
+    """A full disk is pretended by a limit on the size of files."""
+    run_dir = config.parent / "a run"
+    words = [sys.executable, str(ROOT / "launch/submit.py"), str(config), "--run-dir"]
+    for limit in ("100", "12000"):  # for the config, or for some of the code
+        done = subprocess.run(
+            ["prlimit", f"--fsize={limit}", *words, str(run_dir)],
+            env={**os.environ, "PATH": f"{fake}{os.pathsep}{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2 and done.stderr.startswith(f"{run_dir}/submissions/1: can't be")
+        assert "File too large" in done.stderr and done.stderr.count("\n") == 1
+        assert [path.name for path in run_dir.glob("*/*")] == ["lock"]
+    done = submit(fake, config, "--run-dir", config / "run")
+    assert done.returncode == 2 and "run: can't be written (Not a directory)" in done.stderr
