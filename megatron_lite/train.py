@@ -17,6 +17,7 @@ from pathlib import Path
 
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.command import reason, run_tool
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config
 from megatron_lite.config.resuming import COMPARED, SavedRun, resume_config
@@ -69,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, CheckpointError) as error:
         return refuse(str(error), args, launched)
     if args.validate_only:
-        return show(loaded)
+        return run_tool(lambda: show(loaded), refused=ConfigError)
     try:
         args.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return refuse(f"--run-dir {args.run_dir}: {error.strerror}", args, launched)
+        return refuse(f"--run-dir {args.run_dir}: {reason(error)}", args, launched)
     Outcome(args.run_dir, rank=launched.get("rank", 0)).forget()
     for name, value in loaded.config.launch.environment.items():
         os.environ.setdefault(name, value)
@@ -142,7 +143,7 @@ def refuse(error: str, args: argparse.Namespace, launched: Mapping[str, int]) ->
     return REFUSED
 
 
-def show(loaded: LoadedConfig) -> int:
+def show(loaded: LoadedConfig) -> None:
     """Print the resolved config; warnings go to stderr."""
     from megatron_lite.config.render import render_resolved
     from megatron_lite.config.validate import missing_files
@@ -152,7 +153,6 @@ def show(loaded: LoadedConfig) -> int:
         print(f"// {line}")
     for line in [*loaded.warnings, *map(str, missing_files(loaded.config))]:
         print(f"warning: {line}", file=sys.stderr)
-    return DONE
 
 
 def lineage(env: Mapping[str, str]) -> list[int]:
@@ -168,4 +168,7 @@ def lineage(env: Mapping[str, str]) -> list[int]:
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until session.py listens: torch takes seconds to import, and nothing is to be saved yet.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,3 +68,37 @@ def test_the_launchers_above_a_process() -> None:
     status = Path(f"/proc/{parent}/status").read_text()
     above = int(status.partition("PPid:")[2].split()[0])
     assert train.lineage({"CROSS_RANK": "0"}) == [me, parent, above]
+
+
+def start(*words: object, path: Path = Path()) -> subprocess.Popen[bytes]:
+    """The program, which finds modules in `path` first."""
+    repository = Path(__file__).resolve().parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-m", "megatron_lite.train", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": f"{path.absolute()}:{repository}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_reader_of_the_config_that_leaves(config: Path) -> None:
+    """As `… --validate-only | head`."""
+    shown = start(config, "--validate-only")
+    assert shown.stdout is not None and shown.stderr is not None
+    shown.stdout.close()
+    assert shown.stderr.read() == b"" and shown.wait(timeout=60) == 1
+    shown.stderr.close()
+
+
+def test_an_interrupt_while_torch_is_imported(config: Path, tmp_path: Path) -> None:
+    stub = tmp_path / "modules/torch.py"
+    stub.parent.mkdir()
+    stub.write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)")
+    run = start(config, "--run-dir", tmp_path / "run", path=stub.parent)
+    assert run.communicate(timeout=60) == (b"", b"")
+    assert run.returncode == -signal.SIGINT
+
+
+def test_a_run_folder_that_is_a_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main([str(config), "--run-dir", str(config)]) == 2
+    assert capsys.readouterr().err == f"--run-dir {config}: is there already, and is no folder\n"
