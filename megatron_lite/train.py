@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from megatron_lite.checkpoint import store
@@ -25,6 +25,7 @@ from megatron_lite.config.schema import CheckpointConfig
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.time_limit import TimeLimit
 from megatron_lite.health.watch import parent_of
+from megatron_lite.occupancy import Occupied, is_occupied, occupy
 from megatron_lite.outcome import Outcome
 from megatron_lite.rendezvous import launch_facts
 
@@ -75,6 +76,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return refuse(f"--run-dir {args.run_dir}: {reason(error)}", args, launched)
+    try:
+        held = occupy(args.run_dir) if launched.get("rank", 0) == 0 else None
+    except Occupied as error:  # not for status.json, which is the other run's
+        print(error, file=sys.stderr, flush=True)
+        return REFUSED
+    with held or nullcontext():
+        return start(loaded, args, launched, stop=stop, time_limit=time_limit, ancestors=ancestors)
+
+
+def start(
+    loaded: LoadedConfig,
+    args: argparse.Namespace,
+    launched: Mapping[str, int],
+    *,
+    stop: StopRequest,
+    time_limit: TimeLimit,
+    ancestors: Sequence[int],
+) -> int:
+    """Prepare what is to be there before torch is imported, and run; returns the exit code."""
     Outcome(args.run_dir, rank=launched.get("rank", 0)).forget()
     for name, value in loaded.config.launch.environment.items():
         os.environ.setdefault(name, value)
@@ -136,7 +156,7 @@ def refuse(error: str, args: argparse.Namespace, launched: Mapping[str, int]) ->
         time.sleep(3)
         if args.validate_only or outcome.read().get("error") == error:
             return REFUSED
-    elif not args.validate_only and args.config.is_file():
+    elif not args.validate_only and args.config.is_file() and not is_occupied(args.run_dir):
         with suppress(OSError):  # told below in any case
             outcome.write("refused", error=error)
     print(error, file=sys.stderr, flush=True)

@@ -102,3 +102,46 @@ def test_an_interrupt_while_torch_is_imported(config: Path, tmp_path: Path) -> N
 def test_a_run_folder_that_is_a_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main([str(config), "--run-dir", str(config)]) == 2
     assert capsys.readouterr().err == f"--run-dir {config}: is there already, and is no folder\n"
+
+
+def test_two_runs_do_not_share_a_folder(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    status = run_dir / "status.json"
+    status.write_text("the first one's")
+    words = [str(config), "--run-dir", str(run_dir)]
+    patient = train.occupy
+    monkeypatch.setattr(train, "occupy", lambda folder: patient(folder, patience=0.1))
+    monkeypatch.setattr(train, "start", lambda *_, **__: 0)
+    code = f"""
+import time
+from pathlib import Path
+from megatron_lite.occupancy import occupy
+held = occupy(Path({str(run_dir)!r}))
+print(flush=True)
+time.sleep(60)
+"""
+    first = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert first.stdout is not None and first.stdout.readline()
+        assert train.main(words) == 2
+        said = capsys.readouterr().err
+        assert f"{run_dir}: process {first.pid} on " in said and "another --run-dir" in said
+        assert train.main([*words, "--set", "training.train_iters=0"]) == 2
+        assert status.read_text() == "the first one's"
+    finally:
+        first.kill()
+        first.communicate()
+    assert train.main(words) == 0
+    assert train.main(words) == 0, "the folder was held by a run that is over"
+    (run_dir / ".lock").write_text("process 1 on another machine\n")
+    assert train.main(words) == 0
