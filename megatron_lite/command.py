@@ -15,12 +15,17 @@ from collections.abc import Callable
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether a disk or a quota has no room left."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
 def reason(error: OSError) -> str:
     """What is wrong, in words that say what to do where the system's own don't."""
     if isinstance(error, FileExistsError):  # where a folder is wanted
         return "is there already, and is no folder"
     text = error.strerror or str(error)
-    return f"{text}; free some, or write elsewhere" if error.errno in _FULL else text
+    return f"{text}; free some, or write elsewhere" if is_full(error) else text
 
 
 def run_tool(
