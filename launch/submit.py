@@ -162,7 +162,11 @@ def tell_and_note(job: Job, folder: Path, log: str) -> None:
 def read_site(path: Path) -> dict[str, str]:
     """The values of a file of NAME=value lines, to the byte: nothing is expanded or executed."""
     found: dict[str, str] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise Refused(f"--site {path}: can't be read ({error})") from error
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue

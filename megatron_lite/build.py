@@ -52,7 +52,7 @@ from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter, Speed
 from megatron_lite.resume import Start, restore
 from megatron_lite.rewinding import Rewinder
-from megatron_lite.saving import Saver
+from megatron_lite.saving import Saver, in_the_way
 from megatron_lite.stage_report import StageReport
 from megatron_lite.trainer import Part, Trainer
 
@@ -110,7 +110,8 @@ def build_trainer(
     report.say(describe_kernels(place.device))
     cuda = place.device.type == "cuda"
     timer = StepTimer(work=WorkClock(DeviceStopwatch() if cuda else HostStopwatch()))
-    for line in start.lines:
+    save_root = _in_run(place, config.checkpoint.save)
+    for line in [*start.lines, *in_the_way(save_root, start.progress)]:
         report.say(line)
     if start.bytes:
         report.checkpoint("load", start.progress, seconds=loading, size=start.bytes)
@@ -131,7 +132,7 @@ def build_trainer(
         progress=start.progress,
         saver=Saver(
             config.checkpoint,
-            _in_run(place, config.checkpoint.save),
+            save_root,
             timer=timer,
             report=report,
             device=place.device,
@@ -145,7 +146,7 @@ def build_trainer(
             streams=streams,
             dataset=datasets.train,
             batches=lambda order, at: training_data(config, place, order, tokenizer, at),
-            save_root=_in_run(place, config.checkpoint.save),
+            save_root=save_root,
             load_root=_in_run(place, config.checkpoint.load),
             loaded=_loaded_whole(config, start),
         ),

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import NoReturn
 
+from megatron_lite.command import is_full, reason
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.peers import Peers
 from megatron_lite.health.stopping import StopRequest
@@ -122,14 +123,16 @@ class Ending:
 
     def failed(self, error: BaseException) -> NoReturn:
         """This rank failed, perhaps only because another one was gone."""
-        said = f"{type(error).__name__}: {error}"
+        said, story = f"{type(error).__name__}: {error}", f":\n{traceback.format_exc()}"
+        if isinstance(error, OSError) and is_full(error):
+            said = f"{error.filename or 'writing what the run leaves'}: {reason(error)}"
+            story = f": {said}"
         if isinstance(error, SystemExit):
             said = f"the process ended by itself, with exit code {error.code}, before training did"
         if isinstance(error, RuntimeError):
             time.sleep(0.5)  # a dying process's sockets close a moment before it ends
         if self._first(said):
-            what = f"rank {self._rank} failed:\n{traceback.format_exc()}"
-            print(what, file=sys.stderr, flush=True)
+            print(f"rank {self._rank} failed{story}", file=sys.stderr, flush=True)
         else:
             self._tell_the_cause()
         _leave(FAILED)

@@ -73,5 +73,13 @@ class Outcome:
     def _replace(self, status: Mapping[str, Any]) -> None:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         new = self._run_dir / f".status-{self._rank}.json"
-        new.write_text(json.dumps(status, indent=2) + "\n")
-        new.replace(self._run_dir / "status.json")
+        text, path = json.dumps(status, indent=2) + "\n", self._run_dir / "status.json"
+        try:
+            new.write_text(text)
+        except OSError:  # a full disk: the file that is there has room for a status
+            new.unlink(missing_ok=True)
+            with path.open("r+") as file:
+                file.write(text)
+                file.truncate()
+        else:
+            new.replace(path)

@@ -12,12 +12,25 @@ from threading import Thread
 
 import torch
 
+from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.save import Save, Snapshot
 from megatron_lite.config.schema import CheckpointConfig
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.reductions import any_rank
 from megatron_lite.progress import Progress
 from megatron_lite.report import Reporter
+
+
+def in_the_way(root: Path | None, progress: Progress) -> list[str]:
+    """A line on checkpoints beyond where a run starts, which its own will replace."""
+    steps = [] if root is None else [s for s in store.steps(root) if s > progress.iteration]
+    if not steps:
+        return []
+    return [
+        f" WARNING: {root} has checkpoints of an earlier start, up to iteration {steps[-1]}. This "
+        f"one starts at {progress.iteration} and replaces them as it gets there. To keep them, end "
+        "it and choose another --run-dir; to go on from the newest, set checkpoint.load |"
+    ]
 
 
 @dataclass

@@ -12,11 +12,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.errors import CheckpointError
+from megatron_lite.command import reason, run_tool
 from megatron_lite.config.errors import ConfigError
 from megatron_lite.config.load import LoadedConfig, load_config
 from megatron_lite.config.resuming import COMPARED, SavedRun, resume_config
@@ -24,6 +25,7 @@ from megatron_lite.config.schema import CheckpointConfig
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.time_limit import TimeLimit
 from megatron_lite.health.watch import parent_of
+from megatron_lite.occupancy import Occupied, is_occupied, occupy
 from megatron_lite.outcome import Outcome
 from megatron_lite.rendezvous import launch_facts
 
@@ -69,11 +71,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, CheckpointError) as error:
         return refuse(str(error), args, launched)
     if args.validate_only:
-        return show(loaded)
+        return run_tool(lambda: show(loaded), refused=ConfigError)
     try:
         args.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        return refuse(f"--run-dir {args.run_dir}: {error.strerror}", args, launched)
+        return refuse(f"--run-dir {args.run_dir}: {reason(error)}", args, launched)
+    try:
+        held = occupy(args.run_dir) if launched.get("rank", 0) == 0 else None
+    except Occupied as error:  # not for status.json, which is the other run's
+        print(error, file=sys.stderr, flush=True)
+        return REFUSED
+    with held or nullcontext():
+        return start(loaded, args, launched, stop=stop, time_limit=time_limit, ancestors=ancestors)
+
+
+def start(
+    loaded: LoadedConfig,
+    args: argparse.Namespace,
+    launched: Mapping[str, int],
+    *,
+    stop: StopRequest,
+    time_limit: TimeLimit,
+    ancestors: Sequence[int],
+) -> int:
+    """Prepare what is to be there before torch is imported, and run; returns the exit code."""
     Outcome(args.run_dir, rank=launched.get("rank", 0)).forget()
     for name, value in loaded.config.launch.environment.items():
         os.environ.setdefault(name, value)
@@ -135,14 +156,14 @@ def refuse(error: str, args: argparse.Namespace, launched: Mapping[str, int]) ->
         time.sleep(3)
         if args.validate_only or outcome.read().get("error") == error:
             return REFUSED
-    elif not args.validate_only and args.config.is_file():
+    elif not args.validate_only and args.config.is_file() and not is_occupied(args.run_dir):
         with suppress(OSError):  # told below in any case
             outcome.write("refused", error=error)
     print(error, file=sys.stderr, flush=True)
     return REFUSED
 
 
-def show(loaded: LoadedConfig) -> int:
+def show(loaded: LoadedConfig) -> None:
     """Print the resolved config; warnings go to stderr."""
     from megatron_lite.config.render import render_resolved
     from megatron_lite.config.validate import missing_files
@@ -152,7 +173,6 @@ def show(loaded: LoadedConfig) -> int:
         print(f"// {line}")
     for line in [*loaded.warnings, *map(str, missing_files(loaded.config))]:
         print(f"warning: {line}", file=sys.stderr)
-    return DONE
 
 
 def lineage(env: Mapping[str, str]) -> list[int]:
@@ -168,4 +188,7 @@ def lineage(env: Mapping[str, str]) -> list[int]:
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until session.py listens: torch takes seconds to import, and nothing is to be saved yet.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

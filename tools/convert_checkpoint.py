@@ -56,6 +56,8 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if (args.source is None) != (args.config is None):
         parser.error("--from needs --config, --to has no use for it")
+    if args.source is None and args.hugging_face_config is not None:
+        parser.error("--to writes a config.json and compares with none: no --hugging-face-config")
     return args
 
 

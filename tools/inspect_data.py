@@ -58,7 +58,24 @@ def _parse() -> argparse.Namespace:
         parser.error("give a prefix, or --which-documents CONFIG --iteration N")
     if options.which_documents is not None and options.iteration is None:
         parser.error("--which-documents needs --iteration N")
+    if fault := _without_effect(options):
+        parser.error(fault)
     return options
+
+
+def _without_effect(options: argparse.Namespace) -> str | None:
+    """Options that the question asked has no use for."""
+    of_a_pair = (options.show, options.check, options.diff, options.tokenizer_type)
+    of_a_run = (options.iteration is not None, options.load, options.set)
+    if options.which_documents is not None and any(of_a_pair):
+        return "--show, --check, --diff and a tokenizer are for a prefix"
+    if options.prefix is not None and any(of_a_run):
+        return "--iteration, --load and --set are for --which-documents"
+    if options.tokenizer_type is None and any(
+        (options.tokenizer_model, options.vocab_file, options.merge_file)
+    ):
+        return "a tokenizer's files need --tokenizer-type"
+    return None
 
 
 def main() -> None:

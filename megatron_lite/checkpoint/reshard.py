@@ -151,7 +151,10 @@ def reshard(
     """
     step = plan.source.step
     if store.exists(root, step):
-        raise CheckpointError(f"{store.step_folder(root, step)} exists; remove it first")
+        there = store.step_folder(root, step)
+        if there.resolve() == source.resolve():
+            raise CheckpointError(f"{there} is the source; write the result to another folder")
+        raise CheckpointError(f"{there} exists; remove it first, or write to another folder")
     _require_whole(scan(source, [], files=plan.source.texts).faults)
     config, origins = store.read_config(source)
     folder = _working_folder(source, root, plan)

@@ -161,9 +161,14 @@ def require_space(root: Path, wanted: int) -> None:
     free = shutil.disk_usage(there).free
     if free < wanted:
         raise CheckpointError(
-            f"{root}: {wanted / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; delete old "
+            f"{root}: {in_bytes(wanted)} are needed, {in_bytes(free)} are free; delete old "
             "checkpoints (or lower checkpoint.keep_last), or write elsewhere"
         )
+
+
+def in_bytes(count: int) -> str:
+    """`2.9 MB` or `52.38 GB`."""
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
 
 
 def commit(written: Path, root: Path, step: int, *, keep_last: int | None) -> None:

@@ -18,7 +18,7 @@ from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.complete import complete
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.fingerprint import Fingerprints, box_fingerprint
-from megatron_lite.checkpoint.manifest import CODES, Manifest, StoredBox, StoredFile
+from megatron_lite.checkpoint.manifest import CODES, FILE_NAME, Manifest, StoredBox, StoredFile
 from megatron_lite.checkpoint.tensor_file import TensorWriter, Values
 from megatron_lite.config.load import resolved_dict
 from megatron_lite.convert.target import Target
@@ -144,6 +144,8 @@ def _read(foreign: Foreign, stored: StoredBox) -> Values:
 
 def pointed(pointer: Path) -> str:
     """What a file like `latest` names; CheckpointError where it is missing or no text."""
+    if not pointer.parent.is_dir():
+        raise CheckpointError(f"{pointer.parent}: no such folder")
     try:
         return pointer.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -153,7 +155,10 @@ def pointed(pointer: Path) -> str:
 
 
 def existing(folder: Path) -> Path:
-    """The folder; CheckpointError that names those beside it where it is not there."""
+    """The folder; CheckpointError that names those beside it where it is not there, and where it
+    is a checkpoint of ours."""
+    if (folder / FILE_NAME).is_file():
+        raise CheckpointError(f"{folder}: is a checkpoint of ours, which needs no import")
     if folder.is_dir():
         return folder
     root = folder.parent

@@ -16,17 +16,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from megatron_lite.checkpoint import store
 from megatron_lite.checkpoint.assemble import assemble
 from megatron_lite.checkpoint.errors import CheckpointError
 from megatron_lite.checkpoint.inspection import locate
+from megatron_lite.checkpoint.load import check_files
 from megatron_lite.checkpoint.manifest import STATES, Manifest
+from megatron_lite.checkpoint.scan import uncovered
 from megatron_lite.checkpoint.tensor_file import TensorReaders
 from megatron_lite.config.batch import global_batch_size_at, train_iters
 from megatron_lite.config.schema import ModelConfig, RunConfig
-from megatron_lite.convert.foreign import written
+from megatron_lite.convert.foreign import refuse, written
 from megatron_lite.convert.hugging_face import Parts, join, parameters, parts_of
 from megatron_lite.convert.hugging_face_config import FILE_NAME, fields
 from megatron_lite.convert.zero import MODEL_FILE
@@ -51,8 +54,8 @@ def export(
 ) -> Path:
     """Convert a checkpoint of ours to `<save>/global_step<N>_universal`; returns that folder.
 
-    `progress` is told bytes, 4 a number. CheckpointError where it holds weights alone, is of a
-    model that Hugging Face's classes are not, or the folder exists.
+    `progress` is told bytes, 4 a number. CheckpointError where it is damaged, holds weights alone,
+    is of a model that Hugging Face's classes are not, or the folder exists.
     """
     source = locate(load, step)
     manifest = Manifest.read(source)
@@ -66,6 +69,10 @@ def export(
     target = save / f"global_step{manifest.step}_universal"
     if target.exists():
         raise CheckpointError(f"{target} exists; remove it first")
+    refuse(
+        f"{source} is damaged",
+        [*check_files(source, manifest.files | manifest.texts), *uncovered(manifest)],
+    )
     working = save / f".{target.name}.tmp"
     with written(save, working):
         save.mkdir(parents=True, exist_ok=True)
@@ -128,10 +135,12 @@ def _whole(manifest: Manifest, readers: TensorReaders, tensor: str, state: str) 
 def _config(source: Path) -> RunConfig:
     """The run that wrote the checkpoint."""
     try:
-        return RunConfig.model_validate(store.read_json(source, "config.json"))
-    except ValueError as error:
+        return RunConfig.model_validate(store.read_json(source, store.CONFIG))
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise CheckpointError(
-            f"{source / 'config.json'}: is no resolved run config ({error})"
+            f"{source / store.CONFIG}: is no run config of this version; export the checkpoint "
+            "with the version that saved it:\n  " + "\n  ".join(faults)
         ) from error
 
 

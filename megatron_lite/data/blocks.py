@@ -90,14 +90,19 @@ def read_blocks(
 def read_records(format: str, data: bytes) -> tuple[Iterator[Record], int]:
     """Return the records of a block's bytes, and how many lines or records it spans."""
     if format == "jsonl":
-        return _json_lines(data), data.count(b"\n") + (not data.endswith(b"\n"))
+        return _json_lines(data), _lines(data)
     if format == "text-lines":
-        return _text_lines(data), data.count(b"\n") + (not data.endswith(b"\n"))
+        return _text_lines(data), _lines(data)
     if format == "text":
         return iter([(1, _text(data), True)]), 1
     from megatron_lite.data.columnar import table_records
 
     return table_records(data)
+
+
+def _lines(data: bytes) -> int:
+    """Return the number of lines: none where a long line leaves nothing to begin in a block."""
+    return data.count(b"\n") + (data != b"" and not data.endswith(b"\n"))
 
 
 def _json_lines(data: bytes) -> Iterator[Record]:

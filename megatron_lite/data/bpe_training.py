@@ -6,7 +6,6 @@ gigatoken can encode with it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.files import atomic_writer
+from megatron_lite.data.files import atomic_writer, require_file
 from megatron_lite.data.training_text import read_texts, thinned_out
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -35,8 +34,7 @@ def train_byte_level_bpe(
     than max_characters is thinned out evenly. DataError for bad input and for a vocabulary size
     that the text can't fill.
     """
-    if os.path.isdir(output):
-        raise DataError(f"{output}: is a folder; name the tokenizer.json to write")
+    require_file(output)
     if vocab_size < _SMALLEST:
         raise DataError(f"--vocab-size {vocab_size}: byte-level BPE needs at least {_SMALLEST}")
     texts = thinned_out((t for t in read_texts(input, json_key) if t), max_characters)

@@ -147,8 +147,8 @@ class _Run:
                 self._write(rest, tokens, mask)
             if not self.report.packs:
                 raise DataError(
-                    f"no conversations: bad lines skipped {self.report.bad_lines}, too long "
-                    f"{self.report.dropped}"
+                    f"{' '.join(map(str, self.options.input))}: no conversations: bad lines "
+                    f"skipped {self.report.bad_lines}, too long {self.report.dropped}"
                 )
             mask.finalize()
             tokens.finalize()

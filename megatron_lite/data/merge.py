@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_lite.data.errors import DataError
+from megatron_lite.data.files import naming
 from megatron_lite.data.indexed_dataset import (
     DTYPES,
     HEADER,
@@ -109,7 +110,7 @@ def _unpublished(prefix: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         tokens = partials[0].open("ab")  # "ab": the lock comes before the truncation
     except OSError as error:
         raise DataError(f"{partials[0]}: can't be written: {error.strerror}") from error
-    with tokens:
+    with naming(prefix), tokens:
         try:
             fcntl.flock(tokens.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

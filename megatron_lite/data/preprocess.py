@@ -15,6 +15,7 @@ from megatron_lite.data.blocks import Block, read_blocks
 from megatron_lite.data.encoding import BlockEncoder, BlockResult
 from megatron_lite.data.engine import Engine, NativeEngine, choose_engine
 from megatron_lite.data.errors import DataError
+from megatron_lite.data.files import naming
 from megatron_lite.data.indexed_builder import token_dtype
 from megatron_lite.data.inputs import Source
 from megatron_lite.data.preprocess_options import PreprocessOptions
@@ -138,13 +139,16 @@ def preprocess(options: PreprocessOptions) -> PreprocessReport:
     size = sum(source.size for source in sources)
     report = PreprocessReport(engine=remark, dtype=dtype.name, input_bytes=size)
     run = _Run(options, sources, tokenizer, engine, report)
-    with WorkFolder(
-        options.work_folder(),
-        options.identity(sources, tokenizer, engine),
-        options.json_keys,
-        restart=options.restart,
-        resumable=all(source.regular for source in sources),
-    ) as work:
+    with (
+        WorkFolder(
+            options.work_folder(),
+            options.identity(sources, tokenizer, engine),
+            options.json_keys,
+            restart=options.restart,
+            resumable=all(source.regular for source in sources),
+        ) as work,
+        naming(options.work_folder()),
+    ):
         if work.state is not None:
             run.go_on(work.state)
         if not work.complete:
@@ -192,6 +196,6 @@ def _check_documents(report: PreprocessReport, options: PreprocessOptions) -> No
             )
         if not part.documents:
             raise DataError(
-                f"field {key!r}: no documents: {report.records} records, {part.empty} of them "
-                f"empty, bad lines skipped: {report.bad_lines}"
+                f"{' '.join(options.input)}: no documents in field {key!r}: {report.records} "
+                f"records, {part.empty} of them empty, bad lines skipped: {report.bad_lines}"
             )

@@ -56,6 +56,8 @@ class PreprocessOptions:
             raise DataError(f"--workers {self.workers}: must be at least 1")
         if self.check_every < 1:
             raise DataError(f"--check-every {self.check_every}: must be at least 1")
+        if self.vocab_size is not None and self.tokenizer_type != "NullTokenizer":
+            raise DataError(f"--vocab-size {self.vocab_size}: is for NullTokenizer; leave it out")
         if len(set(self.json_keys)) < len(self.json_keys):
             raise DataError(f"--json-keys {' '.join(self.json_keys)}: a field is named twice")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import sentencepiece
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.files import atomic_writer
+from megatron_lite.data.files import atomic_writer, require_file
 from megatron_lite.data.training_text import read_texts, thinned_out
 
 _SEED_PIECES = 100_000  # the default of a million makes small vocabularies slower, not better
@@ -35,6 +35,9 @@ def train_sentencepiece(
     thinned out evenly. The model depends on `threads` (sums are taken in another order). DataError
     for bad input and for a vocabulary size that the text can't fill.
     """
+    require_file(output)
+    if threads < 1:
+        raise DataError(f"--threads {threads}: must be at least 1")
     texts = read_texts(input, json_key)
     lines = thinned_out((part for t in texts for part in t.split("\n") if part), max_characters)
     if not lines:
@@ -68,5 +71,7 @@ def train_sentencepiece(
 
 
 def _reason(error: Exception) -> str:
-    """Return the sentence a person needs from the library's message (after its source position)."""
-    return str(error).rsplit("] ", 1)[-1].strip() or "the library gives no reason"
+    """Return the sentence a person needs from the library's message (after its source position and
+    the condition that it found broken), or else that condition."""
+    before, _, sentence = str(error).rpartition("] ")
+    return sentence.strip() or f"the library demands {before.partition('[')[2]}"

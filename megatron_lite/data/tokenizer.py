@@ -22,6 +22,14 @@ TOKENIZER_TYPES = (
 )
 
 
+_READ_BY = {
+    "SentencePieceTokenizer": ("tokenizer_model",),
+    "HFTokenizer": ("tokenizer_model",),
+    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
+    "NullTokenizer": ("tokenizer_model",),
+}
+
+
 class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8, and 256 as end of document; any text survives a round trip."""
 
@@ -84,7 +92,11 @@ class TokenizerFlags(Protocol):
 
 
 def named_tokenizer(flags: TokenizerFlags, *, vocab_size: int | None = None) -> Tokenizer:
-    """Build the tokenizer that a config or command line names; DataError as build_tokenizer."""
+    """Build the tokenizer that a config or command line names; DataError as build_tokenizer, and
+    for a file that this type would not read."""
+    for name in ("tokenizer_model", "vocab_file", "merge_file"):
+        if getattr(flags, name) is not None and name not in _READ_BY.get(flags.tokenizer_type, ()):
+            raise DataError(f"{flags.tokenizer_type}: reads no {name}; leave it out")
     return build_tokenizer(
         flags.tokenizer_type,
         model=flags.tokenizer_model,

@@ -36,8 +36,11 @@ def read_texts(inputs: Sequence[str], key: str) -> Iterator[str]:
 def thinned_out(texts: Iterable[str], max_characters: int) -> list[str]:
     """Return evenly spaced texts of at most about max_characters together.
 
-    Holds at most twice as much at a time, however many texts there are.
+    Holds at most twice as much at a time, however many texts there are. DataError for less than one
+    character.
     """
+    if max_characters < 1:
+        raise DataError(f"--max-characters {max_characters}: must be at least 1")
     kept: list[str] = []
     characters, step = 0, 1  # every step-th text is kept
     for number, text in enumerate(texts):

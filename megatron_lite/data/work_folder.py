@@ -115,7 +115,7 @@ class WorkFolder:
             if path.name != "lock":
                 path.unlink()
         with atomic_writer(self.path / _MANIFEST) as file:
-            file.write(json.dumps(identity, indent=1, ensure_ascii=False).encode())
+            file.write(json.dumps(identity, indent=1).encode())
         return {}
 
     def _open(self, sizes: dict[str, int]) -> None:
@@ -166,7 +166,7 @@ class WorkFolder:
                 os.fsync(file.fileno())
         content = {"sizes": sizes, "state": state, "complete": complete}
         with atomic_writer(self.path / _COMMITTED) as file:
-            file.write(json.dumps(content, ensure_ascii=False).encode())
+            file.write(json.dumps(content).encode())
 
     def wait(self) -> None:
         """Wait for the commit that is under way."""

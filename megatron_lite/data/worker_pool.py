@@ -29,12 +29,16 @@ _HANDED = 2  # items a worker has at a time, so that it never waits for the next
 _END = object()
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 def _serve(
     build: Callable[[], Callable[[Any], Any]], channel: Channel, others: list[Channel]
 ) -> None:
     """Answer items until the parent closes the channel or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the pool
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     for other in others:  # copies from the fork would hide the parent's death from the siblings
         other.close()
     work = build()
@@ -79,7 +83,13 @@ class WorkerPool(Generic[Item, Result]):
             process = context.Process(
                 target=_serve, args=(build, theirs, list(self._channels)), daemon=True
             )
-            process.start()
+            # Until _serve has its own, a worker would run the parent's handlers: a traceback, and
+            # the signal is lost.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             self._processes.append(process)
 

@@ -98,7 +98,10 @@ def chunks_a_rank(name: str, virtual: int | None = None) -> int:
     chunks = SCHEDULES[name].chunks
     if chunks is None:
         if virtual is None:
-            raise ScheduleError(f"schedule {name!r} needs to be told how many stages a rank holds")
+            raise ScheduleError(
+                f"schedule {name!r} needs to be told how many stages a rank holds (--virtual, or "
+                "parallel.virtual_pipeline_model_parallel_size of a config)"
+            )
         return virtual
     if virtual not in (None, chunks):
         raise ScheduleError(f"schedule {name!r} has {chunks} stages a rank, not {virtual}")

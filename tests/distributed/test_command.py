@@ -94,6 +94,10 @@ def test_a_run_leaves_what_starts_it_again(config: Path, tmp_path: Path) -> None
         kept.read_text()
     ) | {"checkpoint": {}}
 
+    anew = alone(kept, again, "training.exit_duration_in_mins=1e-9")
+    replaced = f" WARNING: {again / 'checkpoints'} has checkpoints of an earlier start, up to iter"
+    assert replaced in anew.out and not any(" WARNING" in run.out for run in (ended, resumed))
+
 
 def test_a_run_keeps_clear_of_its_jobs_end(config: Path, tmp_path: Path) -> None:
     """As soon as it knows how long a save takes; the job here has no time left at all."""

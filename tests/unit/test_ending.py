@@ -217,3 +217,20 @@ def test_a_peer_that_is_gone_on_another_machine_is_marked(
     with pytest.raises(Left, match="1"):
         own.failed(error)
     assert own.outcome.read().get("lost_peer") == lost
+
+
+def test_a_full_disk_is_told_in_a_line_and_in_the_status(
+    own: Ending, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No new file can be written; the one that says "running" has room."""
+    full = OSError(28, "No space left on device")
+
+    def refuse(*_: object) -> None:
+        raise full
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(Left, match="1"):
+        own.failed(full)
+    told = "writing what the run leaves: No space left on device; free some, or write elsewhere"
+    assert own.outcome.read() == {"state": "failed", "rank": 0, "error": told}
+    assert capsys.readouterr().err == f"rank 0 failed: {told}\n"

@@ -133,8 +133,12 @@ def test_what_can_not_be_is_refused_before_anything_is_read(tmp_path: Path) -> N
 def test_a_step_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     made = make(tmp_path / "a")
     before = (made.folder / "manifest.json").read_bytes()
-    with pytest.raises(CheckpointError, match="global_step7 exists; remove it first"):
-        run(made, tmp_path / "a", Target(tp=2, pp=1))
+    (tmp_path / "same").symlink_to(tmp_path / "a")
+    for root in (tmp_path / "a", tmp_path / "same"):
+        with pytest.raises(CheckpointError, match="global_step7 is the source; write"):
+            run(made, root, Target(tp=2, pp=1))
+    with pytest.raises(CheckpointError, match="global_step7 exists; remove it first, or write"):
+        run(make(tmp_path / "b"), tmp_path / "a", Target(tp=2, pp=1))
     assert (made.folder / "manifest.json").read_bytes() == before
 
 
@@ -283,7 +287,7 @@ def test_no_space_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
     made = make(tmp_path / "a")
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(CheckpointError, match=r"GB are needed, 0.00 GB are free"):
+    with pytest.raises(CheckpointError, match=r"\d MB are needed, 0.0 MB are free"):
         run(made, tmp_path / "b", Target(tp=2, pp=1))
     assert made.root.is_dir() and store.find(tmp_path / "b", step=None) is None
 

@@ -53,6 +53,7 @@ def test_import_and_refusals(tmp_path: Path) -> None:
     refused(run("--from", "deepspeed", *there, "--config", config), "latest: missing")
     weights = ("--load", tmp_path / "ours", "--save", tmp_path / "universal")
     refused(run("--to", "deepspeed-universal", *weights), "holds weight alone")
+    refused(run("--to", "deepspeed-universal", *weights, "--hugging-face-config", "x"), "no --hug")
     assert not (tmp_path / "universal").exists()
 
 

@@ -99,3 +99,22 @@ def test_other_files(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"is no whole file of torch\.save"):
         load(path)
+
+
+def test_a_byte_that_changed_is_seen(tmp_path: Path) -> None:
+    """Torch itself writes checksums and reads past them."""
+    path = tmp_path / "states.pt"
+    torch.save({"weight": torch.zeros(4096)}, path)
+    raw = bytearray(path.read_bytes())
+    raw[raw.find(bytes(8192)) + 4096] ^= 1
+    path.write_bytes(raw)
+    assert torch.load(path)["weight"].any()
+    with pytest.raises(CheckpointError, match=r"states\.pt: is no whole file .*states/data/0"):
+        load(path)
+
+
+def test_a_file_without_checksums_is_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: torch.serialization.set_crc32_options(True))
+    torch.serialization.set_crc32_options(False)
+    torch.save({"weight": torch.ones(2)}, tmp_path / "states.pt")
+    assert load(tmp_path / "states.pt")["weight"].tolist() == [1, 1]

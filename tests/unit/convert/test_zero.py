@@ -86,6 +86,21 @@ def test_export_writes_all_or_nothing(
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, folder: Path, target: Target) -> None:
+    ours = foreign.write(tmp_path / "ours", target, zero.read(folder.parent, target))
+    (shard,) = ours.glob("*.safetensors")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=f"{ours} is damaged:\n  {shard}: checksum"):
+        universal.export(ours, tmp_path / "there")
+    shard.write_bytes(whole)
+    config = ours / "config.json"
+    config.write_text(config.read_text().replace('"seed"', '"sead"'))
+    with pytest.raises(CheckpointError, match=r"of this version[^\n]+\n  training\.sead: "):
+        universal.export(ours, tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
 def test_an_export_is_on_the_disk_before_it_has_its_name(
     tmp_path: Path, folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +140,16 @@ def test_missing_files_are_all_named(folder: Path, target: Target) -> None:
     assert "global_step8: no such folder; there: global_step7" in refused(folder, target)
     (folder.parent / "latest").write_bytes(b"\xff\xfe")
     assert "latest: damaged" in refused(folder, target)
+
+
+def test_a_folder_that_holds_nothing_of_deepspeed_is_told(
+    tmp_path: Path, folder: Path, target: Target
+) -> None:
+    foreign.write(tmp_path / "ours", target, zero.read(folder.parent, target))
+    with pytest.raises(CheckpointError, match="global_step7: is a checkpoint of ours"):
+        zero.read(tmp_path / "ours", target)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path / 'nothing'}: no such folder$"):
+        zero.read(tmp_path / "nothing", target)
 
 
 def test_every_differing_tensor_is_named(folder: Path, target: Target) -> None:

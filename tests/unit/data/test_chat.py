@@ -223,7 +223,7 @@ def test_what_a_run_needs(write_jsonl: WriteJsonl, tmp_path: Path) -> None:
         preprocess_chat(options(tmp_path, path, chat_template="tokenizer"))
     with pytest.raises(DataError, match="no such file"):
         preprocess_chat(options(tmp_path, "missing.jsonl"))
-    with pytest.raises(DataError, match="no conversations"):
+    with pytest.raises(DataError, match="none: no conversations"):
         preprocess_chat(options(tmp_path, write_jsonl([], name="none")))
 
 

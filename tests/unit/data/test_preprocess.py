@@ -78,8 +78,9 @@ def test_b01_blank_texts_are_empty_for_every_tokenizer(run: Any, write_jsonl: Wr
 def test_b01_only_empty_input(
     tmp_path: Path, run: Any, write_jsonl: WriteJsonl, records: list[Any]
 ) -> None:
-    with pytest.raises(DataError, match="no documents"):
-        run(write_jsonl(records))
+    path = write_jsonl(records)
+    with pytest.raises(DataError, match=f"^{path}: no documents"):
+        run(path)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -313,3 +314,20 @@ def test_impossible_options_are_refused(run: Any, write_jsonl: WriteJsonl) -> No
         run(path, check_every=0)
     with pytest.raises(DataError, match="named twice"):
         run(path, json_keys=["text", "text"])
+
+
+def test_names_of_files_need_not_be_utf_8(tmp_path: Path, run: Any) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")
+    Path(path).write_text('{"text": "a"}\n{"text": 5}\n{"text": "b"}\n')
+    with pytest.raises(DataError, match="line 2: field 'text' is a number"):
+        run(path, commit_seconds=0, block_bytes=1)
+    report = run(path, commit_seconds=0, block_bytes=1, skip_bad_lines=True)
+    assert report.bad_lines == 1 and _texts(tmp_path / "out/x_text_document") == ["a", "b"]
+
+
+def test_a_line_longer_than_blocks_counts_once(run: Any, write_jsonl: WriteJsonl) -> None:
+    """Also where blocks of the range are empty, since no line begins in them."""
+    path = write_jsonl([{"text": "a" * 500}, {"text": "b"}, {"text": 5}])
+    for size in (1, 7, 100, 512, 10_000):
+        with pytest.raises(DataError, match="line 3: field 'text' is a number"):
+            run(path, block_bytes=size)

@@ -45,4 +45,13 @@ def test_what_cannot_be_trained_is_told(tmp_path: Path, write_jsonl: object) -> 
         train_sentencepiece([empty], target, vocab_size=300)
     with pytest.raises(DataError, match=r"b.jsonl: line 2: field 'text' is missing"):
         train_sentencepiece([bad], target, vocab_size=300)
+    for wrong, told in (
+        ({"vocab_size": 2}, "the library demands .*eos"),
+        ({"vocab_size": 300, "threads": 0}, "--threads 0"),
+        ({"vocab_size": 300, "max_characters": 0}, "--max-characters 0"),
+    ):
+        with pytest.raises(DataError, match=told):
+            train_sentencepiece([small], target, **wrong)
+    with pytest.raises(DataError, match="is a folder; name the file to write"):
+        train_sentencepiece([small], tmp_path, vocab_size=300)
     assert not target.exists()

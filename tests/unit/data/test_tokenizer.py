@@ -6,6 +6,7 @@ import io
 import json
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from megatron_lite.data.errors import DataError
-from megatron_lite.data.tokenizer import ByteTokenizer, build_tokenizer
+from megatron_lite.data.preprocess_options import PreprocessOptions
+from megatron_lite.data.tokenizer import ByteTokenizer, build_tokenizer, named_tokenizer
 from megatron_lite.data.tokenizer_base import Tokenizer
 
 WORDS = {"[UNK]": 0, "one": 1, "two": 2, "three": 3}
@@ -237,3 +239,14 @@ def test_byte_level_hf_round_trip(tmp_path: Path) -> None:
     tokenizer = build_tokenizer("HFTokenizer", model=str(tmp_path))
     assert tokenizer.detokenize(tokenizer.tokenize(" a\n日本 ")) == " a\n日本 "
     assert tokenizer.bos is tokenizer.eod is None
+
+
+def test_a_file_that_a_type_does_not_read_is_told() -> None:
+    flags = SimpleNamespace(
+        tokenizer_type="ByteTokenizer", tokenizer_model=None, vocab_file="v.json", merge_file=None
+    )
+    with pytest.raises(DataError, match="ByteTokenizer: reads no vocab_file; leave it out"):
+        named_tokenizer(flags)
+    options = PreprocessOptions(["x"], "y", "ByteTokenizer", vocab_size=5)
+    with pytest.raises(DataError, match="--vocab-size 5: is for NullTokenizer"):
+        options.check()

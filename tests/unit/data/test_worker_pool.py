@@ -6,9 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megatron_lite.data import worker_pool
 from megatron_lite.data.errors import WorkerDiedError
 from megatron_lite.data.worker_pool import WorkerPool
 
@@ -65,3 +68,27 @@ def test_leaving_ends_all_processes() -> None:
 
 def _own_pid() -> Callable[[int], int]:
     return lambda _: os.getpid()
+
+
+def test_a_worker_never_runs_its_parents_handler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for a signal that comes before its own are in place, which ends it nevertheless."""
+    handled, serve = tmp_path / "handled", worker_pool._serve
+
+    def hurried(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        serve(*arguments)
+
+    monkeypatch.setattr(worker_pool, "_serve", hurried)
+    before = signal.signal(signal.SIGTERM, lambda *_: handled.touch())
+    try:
+        with (
+            WorkerPool(_own_pid, workers=1) as pool,
+            pytest.raises(WorkerDiedError, match="killed by SIGTERM"),
+        ):
+            list(pool.map([1]))
+        assert not handled.exists()
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.signal(signal.SIGTERM, before)

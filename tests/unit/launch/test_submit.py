@@ -232,13 +232,14 @@ def test_a_chain_waits_for_all_jobs_before(config: Path, fake: Path) -> None:
     [
         ("A=1\nnonsense\n", "site.env: line 2: 'nonsense' is not NAME=value"),
         ("A=1\nA=2\n", "line 2: A is given twice"),
+        ("A=caf\udce9\n", "site.env: can't be read ('utf-8' codec"),
         ("GPUS_PER_NODE=x\n", "GPUS_PER_NODE=x: must be a whole number"),
         ("GPUS_PER_NODE=3\n", "8 ranks can't be spread evenly over nodes of 3 GPUs"),
     ],
 )
 def test_a_faulty_site_is_refused(site: str, told: str, config: Path, fake: Path) -> None:
     path = config.with_name("site.env")
-    path.write_text(site)
+    path.write_text(site, errors="surrogateescape")
     done = submit(fake, config, "--site", path)
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
     assert not (fake.parent / "calls").exists()

@@ -129,6 +129,9 @@ def test_a_faulty_question_about_an_iteration_is_told(tmp_path: Path) -> None:
     for arguments, told in (
         ((), "give a prefix, or --which-documents"),
         (("--which-documents", config), "needs --iteration N"),
+        (("--which-documents", config, "--iteration", 2, "--check"), "are for a prefix"),
+        (("x", "--iteration", 2), "are for --which-documents"),
+        (("x", "--tokenizer-model", "y"), "need --tokenizer-type"),
         (("--which-documents", config, "--iteration", 2), "is required"),
         (("--which-documents", config, "--iteration", 2, "--load", tmp_path), "no checkpoint bef"),
     ):
