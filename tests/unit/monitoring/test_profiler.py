@@ -28,6 +28,14 @@ def work(profiler: Profiler, first: int, last: int) -> None:
         with phase("data"):
             matrix = torch.ones(4, 4)
         multiply(matrix, matrix)
+        if profiler.is_full:
+            end(profiler)
+
+
+def end(profiler: Profiler) -> None:
+    """As the trainer does where the window or training ends."""
+    profiler.stop()
+    profiler.write()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -48,9 +56,8 @@ def test_the_window_and_the_chosen_ranks_alone(tmp_path: Path) -> None:
     profilers = [Profiler(config(), tmp_path, rank=rank) for rank in (0, 1)]
     for profiler in profilers:
         work(profiler, 1, 9)
-        profiler.close()
+        end(profiler)
     assert [p.name for p in tmp_path.iterdir()] == ["rank1_iterations5-6.pt.trace.json.gz"]
-    assert [p.written for p in profilers] == [None, *tmp_path.iterdir()]
     events = read(next(tmp_path.iterdir()))
     assert steps(events) == [5, 6]
     for name in ("forward", "data", "aten::matmul"):
@@ -66,7 +73,7 @@ def test_training_that_ends_within_the_window_leaves_what_was_recorded(
 ) -> None:
     profiler = Profiler(config(), tmp_path, rank=1)
     work(profiler, 1, last)
-    profiler.close()
+    end(profiler)
     names = [path.name for path in tmp_path.iterdir()]
     assert names == [f"rank1_iterations5-{i}.pt.trace.json.gz" for i in recorded]
     for path in tmp_path.iterdir():
@@ -80,10 +87,10 @@ def test_a_run_that_goes_back_over_the_window_keeps_its_first_trace(
     """Back from `last` to 1; one that had not begun to record yet does so now."""
     profiler = Profiler(config(), tmp_path, rank=1)
     work(profiler, 1, last)
-    profiler.close()
+    end(profiler)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     work(profiler, 2, 9)
-    profiler.close()
+    end(profiler)
     (trace,) = tmp_path.iterdir()
     assert steps(read(trace)) == recorded
     assert not before or before == {trace: trace.read_bytes()}
@@ -92,5 +99,31 @@ def test_a_run_that_goes_back_over_the_window_keeps_its_first_trace(
 def test_a_start_behind_the_window_records_nothing(tmp_path: Path) -> None:
     profiler = Profiler(config(), tmp_path, rank=1)
     work(profiler, 4, 9)
-    profiler.close()
+    end(profiler)
     assert not list(tmp_path.iterdir())
+
+
+def test_all_ranks_follow_the_window_alike(tmp_path: Path) -> None:
+    """So each knows when the chosen ones write; in a second round of the window nobody does."""
+    for rank in (0, 1):
+        profiler = Profiler(config(), tmp_path, rank=rank)
+        seen = []
+        for iteration in (*range(1, 9), *range(2, 9)):
+            profiler.begin(iteration)
+            seen.append((profiler.is_within, profiler.is_full))
+            if profiler.is_full:
+                end(profiler)
+        outside = (False, False)
+        first = [outside] * 2 + [(True, False)] * 3 + [(True, True)] + [outside] * 2
+        assert seen == first + [outside] * 7
+        assert len(list(tmp_path.iterdir())) == rank
+
+
+def test_a_trace_that_cannot_be_written_is_told_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "profile").write_text("in the way")
+    profiler = Profiler(config(), tmp_path / "profile", rank=1)
+    work(profiler, 1, 9)
+    err = capsys.readouterr().err
+    assert err.startswith("rank 1: the trace is not written: ") and "profile" in err
