@@ -6,9 +6,11 @@ that write; nothing here does.
 
 from __future__ import annotations
 
+import gzip
 import sys
+import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -17,6 +19,8 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from megatron_lite.config.schema import LoggingConfig
 
+_LAST_KEY, _TAIL = b'"traceName"', 1 << 16
+"""What torch writes last, and how many bytes at the end of a trace surely hold it."""
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -106,10 +110,23 @@ class Profiler:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             recorded.export_chrome_trace(str(unfinished))
+            _require_whole(unfinished)
             unfinished.rename(self._folder / name)
         except OSError as error:
             said = f"rank {self._rank}: the trace is not written: {error}"
             print(said, file=sys.stderr, flush=True)
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+
+
+def _require_whole(trace: Path) -> None:
+    """OSError for a trace that torch could not write to its end, which it tells nobody."""
+    tail = b""
+    with gzip.open(trace) as file:
+        while chunk := file.read(1 << 20):
+            tail = (tail + chunk)[-_TAIL:]
+    if not (_LAST_KEY in tail and tail.rstrip().endswith(b"}")):
+        raise OSError(f"it is incomplete; is {tempfile.gettempdir()} (TMPDIR) full?")
 
 
 def phase(name: str) -> AbstractContextManager[None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,26 @@ def test_a_trace_that_cannot_be_written_is_told_and_nothing_else(
     work(profiler, 1, 9)
     err = capsys.readouterr().err
     assert err.startswith("rank 1: the trace is not written: ") and "profile" in err
+
+
+def test_a_trace_that_torch_breaks_off_on_a_full_disk_is_told_and_removed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Torch itself tells Python nothing. A limit on the size of files stands for the disk."""
+    profiler = Profiler(config(), tmp_path / "profile", rank=1)
+    profiler.begin(3)
+    for iteration in range(4, 7):
+        profiler.begin(iteration)
+        for _ in range(100):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+    profiler.stop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
+    try:
+        profiler.write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert "rank 1: the trace is not written: it is incomplete" in capfd.readouterr().err
+    assert list((tmp_path / "profile").iterdir()) == []
