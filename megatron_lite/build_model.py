@@ -95,7 +95,14 @@ def build_context(
         sequence_parallel=config.parallel.sequence_parallel,
         streams=streams,
         weight_gradients=weight_gradients,
+        gradients_apart=_accumulates_in_fp32(config),
     )
+
+
+def _accumulates_in_fp32(config: RunConfig) -> bool:
+    """Whether 16-bit gradients are added up by us, and in float32; ZeRO-3 adds up by itself."""
+    ours = config.deepspeed.zero_optimization.stage != 3
+    return ours and config.precision.accumulate_grads_in_fp32 and config.precision.dtype != "fp32"
 
 
 def build_stages(
@@ -144,10 +151,9 @@ def build_engine(
     if config.deepspeed.zero_optimization.stage == 3:
         (stage,) = stages.values()
         return Zero3Engine(stage, **common)
-    sixteen_bit = config.precision.dtype != "fp32"
     return ZeroEngine(
         stages,
-        accumulate_in_fp32=config.precision.accumulate_grads_in_fp32 and sixteen_bit,
+        accumulate_in_fp32=_accumulates_in_fp32(config),
         shared=_tied_tables(config, stages),
         weight_gradients=weight_gradients,
         **common,

@@ -27,7 +27,7 @@ BY_SIGNAL = 128
 PATIENCE = 5.0
 """Seconds in which all ranks have met an error of the input, if they meet it at all."""
 WORD = 60.0
-"""Seconds that rank 0 has to tell what all have agreed on; it may be writing a trace before."""
+"""Seconds that rank 0 has to tell what all have agreed on; it may remove a failed save before."""
 _RANK_0_FIRST = 3.0
 """Seconds in which rank 0 tells of an error that it has met as well; below PATIENCE."""
 _LOOK = 1.0

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megatron_lite.checkpoint.errors import CheckpointError
@@ -92,15 +93,18 @@ class Trainer:
         """
         try:
             return self._fit()
-        except TrainingStopped as stopped:
+        except (TrainingStopped, CheckpointError) as stopped:  # all ranks have agreed on it
             self.heartbeat.at("save")
             try:
                 self.saver.finish()  # a save on its way is worth having
             except CheckpointError as error:
                 raise TrainingStopped(f"{stopped}. The save on its way failed: {error}") from error
+            finally:
+                self.end_trace()
             raise
-        finally:
-            self.profiler.close()
+        finally:  # a rank that fails by itself can wait for no other
+            self.profiler.stop()
+            self.profiler.write()
 
     def _fit(self) -> Literal["done", "requeue"]:
         self.saver.nothing_new(self.progress.iteration)
@@ -122,13 +126,17 @@ class Trainer:
                 self.evaluate("valid")
             if self._due(self.config.checkpoint.save_interval):
                 self.save()
+            if self.profiler.is_full:
+                self.end_trace()
         self.stop.answered.set()  # nobody polls any more, and the end is near
         if self.progress.iteration == total and "test" in self.evaluations:
+            self.end_trace()  # it would hold the whole test
             known = self._began_at == total and self.report.holds("test", self.progress)
             if not any_rank(known, self.device):  # an ended run may be started again
                 self.evaluate("test")
         self.save()
         self.saver.finish()
+        self.end_trace()
         why = self.left_because or "all iterations done"
         self.report.summary(self.progress, self.timer, why)
         return "done" if self.left_because is None else "requeue"
@@ -197,10 +205,9 @@ class Trainer:
 
     def _go_back(self, fault: Fault) -> None:
         """Stand at the last checkpoint again, and behind the samples of the fault."""
+        self.end_trace()
         self.heartbeat.at("loading")
         self.saver.finish()  # it may be what to go back to
-        with self.timer.apart("trace"):
-            self.profiler.close()
         with self.timer.apart("load"):
             self.train_batches = iter(())  # ends the loader's workers
             back = self.rewinder.go_back(fault, self.progress, saved=self.saver.newest)
@@ -213,6 +220,21 @@ class Trainer:
         self.timer.drop_lap()
         self._logged_samples = self.progress.consumed_samples
         self.report.went_back(self.progress, back.start, fault, skipped=back.skipped)
+
+    def end_trace(self) -> None:
+        """Record no more, and write what was recorded; all ranks wait for those that do.
+
+        The phase says that this may last. Waiting in a step for a rank that writes, a rank that is
+        asked to leave would find that no step ends, and give up without a save; at the end of a run
+        the launcher would end a rank that still writes with the first one that leaves.
+        """
+        if not self.profiler.is_within:
+            return
+        self.heartbeat.at("trace")
+        with self.timer.apart("trace"):
+            self.profiler.stop()
+            self.profiler.write()
+            dist.barrier()
 
     def check_replicas(self) -> None:
         """Compare what should be the same weights; TrainingStopped where they are not."""

@@ -26,13 +26,17 @@ where a rank holds one stage, --json says them again."""
 
 SHORTEST_MS, LONGEST_MS = 1e-9, 1e9
 """Times within these bounds can be summed and drawn without running out of a float's range."""
+MOST_PARTS = 1_000_000
+"""Stages x micro-batches: two or three actions each, which take minutes and a gigabyte or two."""
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, epilog=_EPILOG)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--schedule", choices=list(SCHEDULES), help="a schedule by name")
-    what.add_argument("--table", metavar="FILE", help="a schedule of your own, .json or .csv")
+    what.add_argument(
+        "--table", type=Path, metavar="FILE", help="a schedule of your own, .json or .csv"
+    )
     what.add_argument(
         "--compare", action="store_true", help="all schedules in a Markdown table, with formulas"
     )
@@ -90,15 +94,33 @@ def _fault(options: argparse.Namespace) -> str | None:
         return "several --micro-batches are for --compare"
     if options.compare and (options.json or options.plot or options.save_table):
         return "--compare prints a table and nothing else"
+    if options.table is None and (fault := _too_large(options)):
+        return fault
     if options.live is not None and options.schedule != "chimera":
         return "--live is for chimera; the others keep what their rule says"
     for path, what, suffixes in (
+        (options.table, "table", table_files.SUFFIXES),
         (options.plot, "picture", picture.SUFFIXES),
         (options.save_table, "table", table_files.SUFFIXES),
     ):
         if path is not None and path.suffix not in suffixes:
             return f"{path}: a {what}'s name ends in {' or '.join(suffixes)}"
+        if path is not None and not path.parent.is_dir():
+            return f"{path}: there is no folder {path.parent}"
     return None
+
+
+def _too_large(options: argparse.Namespace) -> str | None:
+    """Sizes whose tables would be made for hours, until memory ends."""
+    family = SCHEDULES.get(options.schedule)
+    chunks = (family and family.chunks) or options.virtual or 2
+    parts = options.stages * chunks * max(options.micro_batches)
+    if parts <= MOST_PARTS:
+        return None
+    return (
+        f"{options.stages} ranks with {chunks} stages and {max(options.micro_batches)} "
+        f"micro-batches are {parts} parts to time; at most {MOST_PARTS} are"
+    )
 
 
 def _size(text: str) -> int:

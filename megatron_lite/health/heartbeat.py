@@ -22,10 +22,11 @@ PHASES = (
     "logging",
     "evaluation",
     "save",
+    "trace",
     "ended",
 )
 """In the order in which a run comes to them."""
-ALONE = ("start-up", "loading", "save")
+ALONE = ("start-up", "loading", "save", "trace")
 """Phases in which a process works for minutes without a word."""
 
 

@@ -41,6 +41,8 @@ class LayerContext:
     streams: RngStreams = field(default_factory=lambda: RngStreams(torch.device("cpu")))
     weight_gradients: WeightGradients | None = None
     """Given where backwards are split in two. None: every backward computes all gradients."""
+    gradients_apart: bool = False
+    """Whether 16-bit gradients are added up in float32 outside of the graph, each as it comes."""
 
     def parameter(
         self, placement: Placement, init: Init, *, partial_grad: bool = False

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
 
 from megatron_lite.config.schema import ModelConfig
@@ -66,6 +68,26 @@ class VocabParallelEmbedding(nn.Module):
         if self.scatter:
             return reduce_scatter_to_sequence_region(partial, self.group)
         return reduce_from_tensor_region(partial, self.group)
+
+
+def gradient_apart(table: nn.Parameter) -> Tensor:
+    """The table itself, for its second use in one graph: this use's gradient goes to the parameter
+    (and its hooks) alone, as soon as it is there, and the other one's follows.
+
+    Autograd would add the two in the table's own 16-bit type before any hook sees them.
+    """
+    return _Apart.apply(table)
+
+
+class _Apart(Function):
+    @staticmethod
+    def forward(ctx: Any, table: nn.Parameter) -> Tensor:
+        ctx.table = table
+        return table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        torch.autograd.backward(ctx.table, grad)
 
 
 class ModelEmbedding(nn.Module):

@@ -111,7 +111,7 @@ class RowParallelLinear(nn.Module):
 
 def column_parallel_linear(
     x: Tensor,
-    weight: nn.Parameter,
+    weight: Tensor,
     bias: Tensor | None,
     *,
     group: Group,
@@ -121,7 +121,7 @@ def column_parallel_linear(
     """x [t, k] · weightᵀ [k, n / size] with the input's gradient summed over the group.
 
     Under sequence parallelism x is [t / size, k]: it is gathered here, and again in the backward.
-    `later` takes the weight's gradient in a split backward.
+    `later` takes the weight's gradient in a split backward; the weight is a parameter then.
     """
     if group.size == 1:
         return _linear(x, weight, bias, later)
@@ -129,7 +129,7 @@ def column_parallel_linear(
 
 
 def _linear(
-    x: Tensor, weight: nn.Parameter, bias: Tensor | None, later: WeightGradients | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients | None
 ) -> Tensor:
     """x [t, k] · weightᵀ [k, n] on this rank alone."""
     if later is None:

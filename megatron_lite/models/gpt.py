@@ -18,6 +18,7 @@ from megatron_lite.layers.embedding import (
     WORD_EMBEDDINGS,
     ModelEmbedding,
     VocabParallelEmbedding,
+    gradient_apart,
     padded_vocab_size,
 )
 from megatron_lite.layers.linear import column_parallel_linear
@@ -136,6 +137,9 @@ class OutputHead(nn.Module):
         self.vocab_size = vocab_size
         self.kernels = loss_kernels(compiled=compiled)
         self.tied = not model.untie_embeddings_and_output_weights
+        # A backward that is split leaves the head's gradient for later anyway.
+        in_one_piece = context.weight_gradients is None
+        self.apart = self.tied and embedded and in_one_piece and context.gradients_apart
         self.table: VocabParallelEmbedding | None = None
         if not (self.tied and embedded):
             self.table = VocabParallelEmbedding(
@@ -151,9 +155,10 @@ class OutputHead(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[t, h] → this rank's columns of the logits, [t, V_padded / size]."""
         assert self.table is not None
+        table = self.table.weight
         return column_parallel_linear(
             hidden,
-            self.table.weight,
+            gradient_apart(table) if self.apart else table,
             None,
             group=self.group,
             sequence_parallel=self.sequence_parallel,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from megatron_lite.monitoring.profiler import phase
 from megatron_lite.mpu.groups import ProcessGroups
 from megatron_lite.pipeline.actions import Action, Kind, Schedule
-from megatron_lite.pipeline.causality import clocks
+from megatron_lite.pipeline.causality import Clock, clocks
 from megatron_lite.pipeline.messages import (
     Message,
     consumer,
@@ -88,8 +89,10 @@ def _steps(schedule: Schedule, rank: int) -> Iterator[Step]:
     # The place of each needed message's supplier in all ranks' rows.
     known = [clock_of[giver] if giver else () for giver in _givers(schedule, actions, needed)]
     following = _next_receives(needed)
-    queues = {src: list(messages) for src, messages in incoming(schedule, rank).items()}
-    sent: list[Message] = []
+    queues = incoming(schedule, rank)
+    places = {message: place for queue in queues.values() for place, message in enumerate(queue)}
+    posted = dict.fromkeys(queues, 0)
+    sent = _Sent()
     for i, action in enumerate(actions):
         posts: list[Message] = []
         for j in (i, following[i]):
@@ -98,15 +101,34 @@ def _steps(schedule: Schedule, rank: int) -> Iterator[Step]:
             # action: on a GPU it would occupy the device and wait for it.
             if j is None or (j > i and known[j][rank] > i):
                 continue
-            message = needed[j]
-            while message is not None and message in queues[message.src]:
-                posts.append(queues[message.src].pop(0))
-        here = known[i]
-        arrived = [m for m in sent if here and clock_of[_taker(m)][m.dst] <= here[m.dst]]
-        sent = [message for message in sent if message not in arrived]
+            if (message := needed[j]) is not None:
+                first, last = posted[message.src], places[message]
+                posts += queues[message.src][first : last + 1]
+                posted[message.src] = max(first, last + 1)
         send = produces(schedule, action)
-        yield Step(action, tuple(posts), needed[i], tuple(arrived), send)
-        sent += [] if send is None else [send]
+        yield Step(action, tuple(posts), needed[i], sent.received_before(known[i]), send)
+        if send is not None:
+            sent.add(send, clock_of[_taker(send)])
+
+
+class _Sent:
+    """A rank's messages of which it can't know yet that they have been received."""
+
+    def __init__(self) -> None:
+        self._to: dict[int, list[tuple[int, Message]]] = {}
+        """By receiver, as heaps: the action in its row that takes the message is the key."""
+
+    def add(self, message: Message, taken: Clock) -> None:
+        """A message is sent, and taken at `taken`."""
+        heappush(self._to.setdefault(message.dst, []), (taken[message.dst], message))
+
+    def received_before(self, here: Clock) -> tuple[Message, ...]:
+        """Let go of those that have been received where `here` has been reached."""
+        found = []
+        for dst, waiting in self._to.items() if here else ():
+            while waiting and waiting[0][0] <= here[dst]:
+                found.append(heappop(waiting)[1])
+        return tuple(found)
 
 
 def _givers(

@@ -7,6 +7,7 @@ tools/pipeline_timeline.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from colorsys import hls_to_rgb
 from dataclasses import dataclass
@@ -57,13 +58,14 @@ def as_text(schedule: Schedule, timeline: Timeline, columns: int = 100) -> str:
     """
     margin = len(f"rank {schedule.num_ranks - 1} ")
     scale = max(columns - margin, 1) / timeline.makespan
-    lines = []
+    lines, parts = [], _parts(schedule)
     for rank, row in enumerate(timeline.rows):
         line = ""
         for timed in row:
             start, end = round(timed.start * scale), round(timed.end * scale)
             label = f"{timed.action.kind}{timed.action.micro_batch}"
-            if _part(schedule, rank, timed.action) > 0:
+            direction = schedule.directions[timed.action.micro_batch]
+            if parts[rank, direction, timed.action.stage] > 0:
                 label = label.lower()
             label = label if len(label) < end - start else label[0]
             line = line.ljust(start, ".") + label[: end - start].ljust(end - start, "-")
@@ -131,12 +133,15 @@ def _size(schedule: Schedule) -> tuple[int, int]:
 
 def _boxes(schedule: Schedule, timeline: Timeline) -> Iterator[Box]:
     scale = WIDTH / timeline.makespan
+    parts, turns = _parts(schedule), _turns(schedule)
     for rank, row in enumerate(timeline.rows):
         y = TOP + rank * (ROW + GAP)
         for timed in row:
             width = (timed.end - timed.start) * scale
             label = str(timed.action.micro_batch)
-            fill = _colour(schedule, rank, timed.action)
+            direction = schedule.directions[timed.action.micro_batch]
+            part = parts[rank, direction, timed.action.stage]
+            fill = _colour(schedule, timed.action, part, turns[timed.action.micro_batch])
             yield Box(
                 x=LEFT + timed.start * scale,
                 y=y,
@@ -162,13 +167,12 @@ def _texts(schedule: Schedule, timeline: Timeline, title: str) -> Iterator[Text]
     yield Text(LEFT, foot + 18, legend)
 
 
-def _colour(schedule: Schedule, rank: int, action: Action) -> str:
+def _colour(schedule: Schedule, action: Action, part: int, turn: int) -> str:
     direction = schedule.directions[action.micro_batch]
     ways = len(schedule.placements)
-    turn = schedule.directions[: action.micro_batch].count(direction)
     hue = direction / ways - 0.06 + (turn * GOLDEN) % 1 * (0.9 if ways == 1 else 0.6 / ways)
     saturation = 0.12 if action.kind == "W" else 0.75
-    paler = 0.1 * min(_part(schedule, rank, action), 1) if ways == 1 else 0
+    paler = 0.1 * min(part, 1) if ways == 1 else 0
     red, green, blue = hls_to_rgb(hue % 1, min(LIGHTNESS[action.kind] + paler, 0.9), saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
 
@@ -179,7 +183,20 @@ def _ink(fill: str) -> str:
     return "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 140 else "#222222"
 
 
-def _part(schedule: Schedule, rank: int, action: Action) -> int:
-    """Which of the rank's parts of the model the action is of, 0 for the first."""
-    direction = schedule.directions[action.micro_batch]
-    return schedule.held_by(rank).index((direction, action.stage))
+def _parts(schedule: Schedule) -> dict[tuple[int, int, int], int]:
+    """For (rank, direction, stage) which of the rank's parts of the model it is, 0 the first."""
+    return {
+        (rank, *held): number
+        for rank in range(schedule.num_ranks)
+        for number, held in enumerate(schedule.held_by(rank))
+    }
+
+
+def _turns(schedule: Schedule) -> list[int]:
+    """The number of each micro-batch within its direction."""
+    counted: Counter[int] = Counter()
+    turns = []
+    for direction in schedule.directions:
+        turns.append(counted[direction])
+        counted[direction] += 1
+    return turns

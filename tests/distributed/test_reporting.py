@@ -17,6 +17,7 @@ from megatron_lite.checkpoint.save import Save
 from megatron_lite.data.loader import MicroBatch
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.trainer import Trainer
+from tests.distributed.faults import poison
 from tests.distributed.models import LLAMA, write_config, write_corpus
 from tests.distributed.ranks import on_ranks
 from tests.distributed.runs import merged, train
@@ -167,6 +168,33 @@ def delay_the_first_stage(heard: Path, trainer: Trainer) -> None:
         (stage,) = trainer.engine.modules().values()
         stage.register_forward_pre_hook(lambda *_: time.sleep(0.05))
         trainer.report._echo = lambda line: heard.open("a").write(line + "\n")
+
+
+def delay_and_poison(trainer: Trainer) -> None:
+    """Rank 0 sleeps in its forwards, and the gradients of iteration 3 are not finite."""
+    poison(trainer, steps=[3])
+    if dist.get_rank() == 0:
+        (stage,) = trainer.engine.modules().values()
+        stage.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+
+
+def test_stage_times_are_those_of_training_alone(corpus: Path, tmp_path: Path) -> None:
+    """Neither evaluations and saves of each step nor a skipped step's second run count."""
+    config = small_config(
+        tmp_path / "run.json",
+        corpus,
+        training={"train_iters": 4, "eval_interval": 1, "eval_iters": 1, "on_nan": "skip"},
+        checkpoint={"save": "checkpoints", "save_interval": 1},
+    )
+    on_ranks(2, train, config, layout(1, 2), tmp_path, delay_and_poison)
+    logged = rows(tmp_path)
+    assert [row["skipped_iterations"] for row in logged] == [0, 0, 1, 0]
+    assert len(rows(tmp_path, "valid")) == len(rows(tmp_path, "save")) == 4
+    assert len(rows(tmp_path, "nonfinite")) == 1
+    for row in logged:
+        assert 4 * 50 <= row["stage_forward_ms"][0] < 6 * 50, "of four micro-batches"
+        assert row["stage_idle_ms"][1] < row["elapsed_ms_per_iteration"]
+        assert 0.2 < row["bubble"] < 0.6
 
 
 def test_the_slowest_rank_is_named_and_not_who_waits_for_it(corpus: Path, tmp_path: Path) -> None:

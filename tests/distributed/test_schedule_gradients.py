@@ -1,4 +1,4 @@
-"""One step's gradients do not depend on the schedule, in fp32."""
+"""One step's gradients do not depend on the schedule, nor on where a tied table's ends are."""
 
 from __future__ import annotations
 
@@ -35,3 +35,18 @@ def test_split_and_bidirectional_gradients_are_those_of_1f1b(
             atol = 1e-6 * np.abs(values).max()
             where = f"{name}, {model}: {tensor}"
             np.testing.assert_allclose(here[tensor], values, rtol=0, atol=atol, err_msg=where)
+
+
+def test_a_tied_table_in_one_piece_gets_the_16_bit_gradients_of_two(
+    configs: dict[str, Path], tmp_path: Path
+) -> None:
+    """In bf16 with float32 sums: one rank with one stage, with a split backward, and two ranks."""
+    chosen = [*ONE_STEP, "precision.dtype=bf16"]
+    runs = [Run(configs["gpt"], overrides(name, 1, 1) + chosen) for name in ("1f1b", "zb-h1")]
+    alone = [result.first_moments for (result,) in train_on(1, runs, tmp_path)]
+    (two,) = train_on(2, [Run(configs["gpt"], overrides("1f1b", 2, 1) + chosen)], tmp_path)
+    expected = merged([result.first_moments for result in two])
+    for found in alone:
+        for tensor, values in expected.items():
+            atol = 1e-6 * np.abs(values).max()
+            np.testing.assert_allclose(found[tensor], values, rtol=0, atol=atol, err_msg=tensor)

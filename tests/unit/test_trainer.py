@@ -25,7 +25,8 @@ def test_a_save_that_fails_as_training_stops_does_not_replace_the_reason() -> No
         _fit=raises(TrainingStopped("the loss is nan")),
         saver=SimpleNamespace(finish=raises(CheckpointError("no space left"))),
         heartbeat=Heartbeat(),
-        profiler=SimpleNamespace(close=lambda: None),
+        profiler=SimpleNamespace(stop=lambda: None, write=lambda: None),
+        end_trace=lambda: None,
     )
     told = r"the loss is nan\. The save on its way failed: no space left"
     with pytest.raises(TrainingStopped, match=told):

@@ -94,3 +94,21 @@ def test_a_rank_keeps_as_few_messages_of_many_micro_batches_as_of_few(name: str)
                 kept = max(kept, under_way)
         most.append(kept)
     assert most[0] == most[1] < 24
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zbv"])
+def test_a_program_of_many_micro_batches_compares_no_message_with_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands of them a run would take minutes to begin."""
+    schedule = build_schedule(name, num_ranks=4, num_microbatches=64)
+    calls, equal = 0, Message.__eq__
+
+    def counting(one: Message, other: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(Message, "__eq__", counting)
+    steps = Program(schedule, 1).steps
+    assert calls < 4 * len(steps)

@@ -145,6 +145,10 @@ def test_a_table_that_was_written_is_read(name: str, tmp_path: Path) -> None:
         (("--schedule", "chimera", *SIZES, "--live", 1), "needs room for 2 micro-batches"),
         (("--schedule", "1f1b", *SIZES, "--plot", "x.gif"), "ends in .svg or .png"),
         (("--schedule", "1f1b", *SIZES, "--save-table", "x.txt"), "ends in .json or .csv"),
+        (("--table", "x.txt"), "x.txt: a table's name ends in .json or .csv"),
+        (("--schedule", "1f1b", *SIZES, "--plot", "no/x.svg"), "no/x.svg: there is no folder no"),
+        (("--schedule", "1f1b", *SIZES, "--save-table", "no/x.csv"), "there is no folder no"),
+        (("--schedule", "zbv", "--stages", 10**6, "--micro-batches", 8), "16000000 parts to time"),
     ],
 )
 def test_bad_input_is_refused(arguments: tuple[object, ...], words: str) -> None:
