@@ -193,6 +193,9 @@ def meet(loaded: LoadedConfig, *, rank: int, local_rank: int) -> tuple[torch.dev
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
+        # deepspeed's launcher sets it. DeepSpeed then keeps 66 MiB a rank in /dev/shm, even after
+        # the end, for a collective that training does not use.
+        os.environ.pop("LOCAL_SIZE", None)
     if loaded.world_size == 1:
         return device, dist.TCPStore("127.0.0.1", 0, is_master=True)
     return device, _meet(rank, loaded.world_size, _timeout(loaded))

@@ -28,6 +28,7 @@ from megatron_lite.guard import Fault, Guard, TrainingStopped
 from megatron_lite.health.heartbeat import Heartbeat
 from megatron_lite.health.stopping import StopRequest
 from megatron_lite.health.time_limit import TimeLimit
+from megatron_lite.hidden_shape import hidden_shape
 from megatron_lite.monitoring.profiler import Profiler, phase
 from megatron_lite.monitoring.timers import StepTimer
 from megatron_lite.mpu.groups import ProcessGroups
@@ -266,7 +267,7 @@ class Trainer:
         executor = self.executor if compute is None else self.executor.computing(compute)
         if compute is not None:
             self.heartbeat.at("replay")
-        shape = self._hidden_shape(batches)
+        shape = hidden_shape(self.config, self.groups.tensor.size, batches)
         program = self._program(purpose, len(batches))
         tokens = self._count_tokens(batches)
         weight = None
@@ -275,29 +276,6 @@ class Trainer:
             weight = self.engine.loss_scale * self.groups.gradient.size / tokens.clamp(min=1)
         losses = executor.run(program, batches, hidden_shape=shape, loss_gradient=weight)
         return losses, tokens
-
-    def _hidden_shape(self, batches: list[MicroBatch]) -> tuple[int, int]:
-        """Shape of what stages exchange; ValueError where the stages could not run the batches."""
-        model, parallel = self.config.model, self.config.parallel
-        shapes = {tuple(batch.tokens.shape) for batch in batches}
-        if len(shapes) > 1:
-            raise ValueError(f"micro-batches that run together differ in shape: {sorted(shapes)}")
-        rows, length = shapes.pop()
-        learned = model.position_embedding_type == "learned_absolute"
-        if learned and length > model.max_position_embeddings:
-            raise ValueError(
-                f"sequences of {length} tokens, but model.max_position_embeddings is "
-                f"{model.max_position_embeddings}"
-            )
-        if not parallel.sequence_parallel:
-            return rows * length, model.hidden_size
-        tokens, rest = divmod(rows * length, self.groups.tensor.size)
-        if rest:
-            raise ValueError(
-                f"micro-batches of {rows} x {length} tokens can't be cut over "
-                f"{self.groups.tensor.size} tensor-parallel ranks, as sequence_parallel asks"
-            )
-        return tokens, model.hidden_size
 
     def _count_tokens(self, batches: list[MicroBatch]) -> Tensor:
         """Unmasked tokens of all replicas; every rank reads the masks, so none has to ask."""

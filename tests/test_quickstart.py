@@ -33,7 +33,7 @@ def quickstart(folder: Path, *arguments: str) -> str:
         env=os.environ | {"VENV": str(ROOT / ".venv")},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

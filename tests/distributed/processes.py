@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.distributed.ranks import PRELOAD
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 MARK = "MEGATRON_LITE_TEST_JOB"
@@ -74,11 +74,18 @@ def deepspeed(
     module: str = "megatron_lite.train",
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
-    """The same under deepspeed's launcher."""
+    """The same under deepspeed's launcher; AssertionError where shared memory is left behind."""
     command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(processes)]
     command += ["--module", module]
+    before = shared_memory()
     with started([*command, *arguments(config, run_dir, *overrides)], env) as job:
         yield job
+    assert shared_memory() <= before
+
+
+def shared_memory() -> set[Path]:
+    """What DeepSpeed holds of this machine's shared memory."""
+    return set(Path("/dev/shm").glob("deepspeed_*"))
 
 
 @contextlib.contextmanager
@@ -154,9 +161,7 @@ def fork_main(
 
 
 def _ranked(processes: int) -> list[dict[str, str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     return [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(processes)]
 

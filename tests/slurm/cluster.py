@@ -9,12 +9,13 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "scancel")
 START = 30.0
@@ -202,14 +203,3 @@ def _wait_for_nodes(made: Cluster) -> None:
         time.sleep(0.2)
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(made.folder.glob("*.log")))
     raise AssertionError(f"the nodes are not there after {START} s: {said}\n{logs}")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

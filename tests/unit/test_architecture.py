@@ -62,7 +62,7 @@ LEVELS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"convert"}),),
     (
         frozenset({"trainer", "report", "stage_report", "boards", "run_texts", "resume", "saving"})
-        | {"guard", "forensics", "findings", "rewinding", "replica_check"},
+        | {"guard", "forensics", "findings", "rewinding", "replica_check", "hidden_shape"},
         frozenset({"life"}),
     ),
     (frozenset({"build_model"}),),
