@@ -24,9 +24,10 @@ STACKS_AFTER = 60.0
 GRACE = 60.0
 """Seconds by which others give up later than the watchdog: collectives, and faulthandler's timer.
 So the watchdog's word, which names the rank that hangs, is the first one."""
-_CORES, _BYTES = 0.05, 1e6
+_CORES, _BYTES = 0.2, 1e6
 """What counts as work, a second. Reading, writing and computing are movement where a process works
-alone. (NCCL computes while it waits: there a hang is left to the collectives' own time-out.)"""
+alone; but a process that hangs has threads that watch, of which a slow machine makes a twentieth of
+a core. (NCCL computes while it waits: there a hang is left to the collectives' own time-out.)"""
 
 
 class Watchdog:
