@@ -16,10 +16,10 @@ from typing import Any
 from megatron_lite.config.errors import NO_VALUE, ConfigError, Problem
 from megatron_lite.config.fields import kind
 from megatron_lite.config.json_text import Document, join, parse
+from megatron_lite.config.tokenizer_files import FILE_KEYS
 from megatron_lite.pipeline.table_files import is_table_file
 
 CORPUS_KEYS = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
-FILE_KEYS = ("tokenizer_model", "vocab_file", "merge_file")
 NOTE = "_note"
 
 

@@ -10,24 +10,13 @@ from typing import Protocol
 
 import numpy as np
 
+from megatron_lite.config.tokenizer_files import FILE_KEYS, TOKENIZER_FILES
 from megatron_lite.data.errors import DataError
 from megatron_lite.data.tokenizer_base import TokenBatch, Tokenizer
 
-TOKENIZER_TYPES = (
-    "SentencePieceTokenizer",
-    "HFTokenizer",
-    "GPT2BPETokenizer",
-    "ByteTokenizer",
-    "NullTokenizer",
-)
-
-
-_READ_BY = {
-    "SentencePieceTokenizer": ("tokenizer_model",),
-    "HFTokenizer": ("tokenizer_model",),
-    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
-    "NullTokenizer": ("tokenizer_model",),
-}
+TOKENIZER_TYPES = tuple(TOKENIZER_FILES)
+_READ_BY = TOKENIZER_FILES | {"NullTokenizer": ("tokenizer_model",)}
+"""The last one's is its vocabulary's size, as a number."""
 
 
 class ByteTokenizer(Tokenizer):
@@ -94,7 +83,7 @@ class TokenizerFlags(Protocol):
 def named_tokenizer(flags: TokenizerFlags, *, vocab_size: int | None = None) -> Tokenizer:
     """Build the tokenizer that a config or command line names; DataError as build_tokenizer, and
     for a file that this type would not read."""
-    for name in ("tokenizer_model", "vocab_file", "merge_file"):
+    for name in FILE_KEYS:
         if getattr(flags, name) is not None and name not in _READ_BY.get(flags.tokenizer_type, ()):
             raise DataError(f"{flags.tokenizer_type}: reads no {name}; leave it out")
     return build_tokenizer(

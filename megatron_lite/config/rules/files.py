@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import MappingProxyType
 
 from megatron_lite.config.blend import parse_blend
 from megatron_lite.config.draft import Absent
@@ -12,17 +11,9 @@ from megatron_lite.config.errors import NO_VALUE, Problem
 from megatron_lite.config.rules.common import Rule, without_effect
 from megatron_lite.config.schema import DataConfig, RunConfig
 from megatron_lite.config.split import parse_split
+from megatron_lite.config.tokenizer_files import FILE_KEYS, TOKENIZER_FILES
 
 CORPORA = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
-TOKENIZER_FILES = MappingProxyType(
-    {
-        "SentencePieceTokenizer": ("tokenizer_model",),
-        "HFTokenizer": ("tokenizer_model",),
-        "GPT2BPETokenizer": ("vocab_file", "merge_file"),
-        "ByteTokenizer": (),
-        "NullTokenizer": (),
-    }
-)
 
 
 def corpus_is_given_once(cfg: RunConfig) -> Iterator[Problem]:
@@ -55,7 +46,7 @@ def tokenizer_has_its_files(cfg: RunConfig) -> Iterator[Problem]:
     """Each kind of tokenizer reads its own files and no others."""
     data, kind = cfg.data, cfg.data.tokenizer_type
     needed = TOKENIZER_FILES[kind]
-    for name in ("tokenizer_model", "vocab_file", "merge_file"):
+    for name in FILE_KEYS:
         if name not in needed:
             yield from without_effect(data, DataConfig, (name,), "data", f"with {kind}")
         elif getattr(data, name) is None:
@@ -89,7 +80,7 @@ def missing_files(cfg: RunConfig) -> Iterator[Problem]:
             ]
             if lacking:
                 yield Problem(f"data.{name}", prefix, f"{' and '.join(lacking)} not found")
-    for name in ("tokenizer_model", "vocab_file", "merge_file"):
+    for name in FILE_KEYS:
         try:
             path = getattr(cfg.data, name)
         except Absent:

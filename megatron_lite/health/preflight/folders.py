@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_lite.config.blend import parse_blend
-from megatron_lite.config.rules.files import CORPORA, TOKENIZER_FILES
+from megatron_lite.config.rules.files import CORPORA
 from megatron_lite.config.schema import RunConfig
+from megatron_lite.config.tokenizer_files import TOKENIZER_FILES
 
 SETTLE = 5.0
 """Seconds that a network file system is given to show on one node what another has made."""
